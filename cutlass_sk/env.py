@@ -1,0 +1,67 @@
+"""Every environment variable the library reads, typed and documented in one place.
+
+Values are read when they are needed, so a change takes effect at the next use. A wrong value raises
+:class:`~cutlass_sk.errors.EnvironmentVariableError`; an unset or empty variable means the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from .errors import EnvironmentVariableError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable: its name, how its text is read, its default and what it does."""
+
+    name: str
+    read: Callable[[str], T]
+    default: T
+    doc: str
+
+    def get(self) -> T:
+        text = os.environ.get(self.name, "")
+        if not text:
+            return self.default
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise EnvironmentVariableError(f"{self.name}={text!r} cannot be used: {error}. {self.doc}") from None
+
+
+def _absolute_path(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise ValueError("it must be an absolute path")
+    return path
+
+
+def _switch(text: str) -> bool:
+    try:
+        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+    except KeyError:
+        raise ValueError("it must be 1 or 0") from None
+
+
+def _jobs(text: str) -> int:
+    jobs = int(text) if text.isdecimal() else 0
+    if jobs < 1:
+        raise ValueError("it must be a positive whole number")
+    return jobs
+
+
+CACHE_DIR = Variable[Path | None](
+    "CUTLASS_SK_CACHE_DIR", _absolute_path, None, "Absolute path of the kernel cache; default: the user's cache directory."
+)
+NVCC = Variable[Path | None]("CUTLASS_SK_NVCC", _absolute_path, None, "Absolute path of the nvcc to use; default: searched for.")
+JOBS = Variable[int | None]("CUTLASS_SK_JOBS", _jobs, None, "How many kernels compile side by side; default: the number of CPUs.")
+DEBUG = Variable[bool]("CUTLASS_SK_DEBUG", _switch, False, "1 prints the plan of each new problem to standard error.")
+
+VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (CACHE_DIR, NVCC, JOBS, DEBUG)

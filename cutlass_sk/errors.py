@@ -1,0 +1,56 @@
+"""Every exception the library raises.
+
+All derive from :class:`Error`. User errors are raised before anything is launched: the output is untouched and the CUDA
+context stays usable. Each message names the operand or option, its value and the way out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Error(Exception):
+    """Base of all cutlass_sk exceptions."""
+
+
+class OperandError(Error, ValueError):
+    """An operand has a shape, rank, dtype, device, layout or overlap that the call cannot take."""
+
+
+class PlanError(Error, ValueError):
+    """A forced plan option is out of range, or a plan does not fit the problem or the kernel."""
+
+
+class DtypeError(Error, TypeError):
+    """No kernel exists for this combination of dtypes and generation."""
+
+
+class DeviceError(Error, RuntimeError):
+    """The GPU, or its absence, rules the call out (unsupported architecture, no GPU, unknown preset)."""
+
+
+class ToolchainError(Error, RuntimeError):
+    """nvcc, the host compiler or the CUTLASS headers cannot be found or used."""
+
+
+class CompileError(Error, RuntimeError):
+    """nvcc ran and failed.
+
+    Attributes: ``command`` (what was run), ``log`` (all compiler output), ``source`` (the kept .cu file).
+    """
+
+    def __init__(self, message: str, *, command: str, log: str, source: Path) -> None:
+        super().__init__(message)
+        self.command, self.log, self.source = command, log, source
+
+
+class KernelError(Error, RuntimeError):
+    """A compiled kernel cannot be loaded, or speaks another ABI."""
+
+
+class LaunchError(Error, RuntimeError):
+    """A launch failed; the message names the kernel's status and the CUDA error."""
+
+
+class EnvironmentVariableError(Error, ValueError):
+    """A CUTLASS_SK_* environment variable holds a value that cannot be used."""

@@ -1,0 +1,80 @@
+/// The C ABI of a compiled kernel: plain C structs, three host functions. `generator/abi.py` mirrors it; both carry the version.
+///
+/// A shared object exports `cutlass_sk_describe` (what the kernel is), `cutlass_sk_query` (what a plan would launch; host only, no
+/// GPU needed) and `cutlass_sk_launch`. Every function checks what it is given and answers with a status; none of them aborts.
+#pragma once
+#include <stdint.h>
+
+#define CUTLASS_SK_ABI_VERSION 1
+#define CUTLASS_SK_EXPORT extern "C" __attribute__((visibility("default")))
+
+enum CutlassSkStatus : int32_t {
+  CUTLASS_SK_OK = 0,
+  CUTLASS_SK_BAD_ABI = 1,        ///< struct sizes or version differ from this kernel's
+  CUTLASS_SK_BAD_PROBLEM = 2,    ///< sizes or leading dimensions out of range
+  CUTLASS_SK_BAD_PLAN = 3,       ///< the plan does not cover this problem with this kernel
+  CUTLASS_SK_MISALIGNED = 4,     ///< a pointer or leading dimension breaks the kernel's alignment
+  CUTLASS_SK_CUDA_ERROR = 5,     ///< see `cuda_error`
+  CUTLASS_SK_CUTLASS_ERROR = 6,  ///< see `cutlass_status`
+};
+
+struct CutlassSkDescription {
+  int32_t abi_version;
+  int32_t struct_bytes;  ///< set by the caller, checked by the kernel
+  int32_t tile_m, tile_n, tile_k;
+  int32_t cluster_m, cluster_n;
+  int32_t threads, stages, shared_memory_bytes;
+  int32_t alignment_a, alignment_b, alignment_c;  ///< elements
+  int32_t accumulator_fragments;                  ///< reduction CTAs a tile gets in a separate reduction (2.x)
+  int64_t partial_bytes;                          ///< partial sums of one CTA
+  char name[160];
+};
+
+/// c[m, n] = a[m, k] @ b[k, n]; leading dimensions in elements, row-major c.
+struct CutlassSkProblem {
+  int64_t m, n, k;
+  int64_t lda, ldb, ldc;
+};
+
+/// See cutlass_sk/plan.py for the meaning of each field.
+struct CutlassSkPlan {
+  int32_t struct_bytes;
+  int32_t grid;  ///< CTAs
+  int32_t tiles_m, tiles_n, iters_per_tile;
+  int32_t dp_tiles, sk_tiles, sk_units, splits;
+  int32_t reduction_ctas;
+  int32_t nondeterministic;
+  int32_t raster_along_n;  ///< 0: consecutive tiles step in m, 1: in n
+  int32_t raster_swizzle;  ///< width, in work tiles, of the strips in which tiles are visited
+};
+
+struct CutlassSkQuery {
+  int32_t struct_bytes;
+  int32_t grid, sk_tiles, sk_units;
+  int64_t partials_bytes, barrier_bytes;
+};
+
+struct CutlassSkLaunch {
+  int32_t struct_bytes;
+  int32_t device;
+  CutlassSkProblem problem;
+  CutlassSkPlan plan;
+  void const* a;
+  void const* b;
+  void* c;
+  double alpha, beta;
+  void* partials;  ///< at least partials_bytes, 128-byte aligned, contents of no matter
+  void* barriers;  ///< at least barrier_bytes, all zero before the first launch that uses it; every launch leaves it zero
+  void* stream;    ///< cudaStream_t
+};
+
+struct CutlassSkResult {
+  int32_t status;  ///< CutlassSkStatus
+  int32_t cutlass_status;
+  int32_t cuda_error;
+  char message[256];
+};
+
+typedef int32_t (*CutlassSkDescribeFunction)(CutlassSkDescription*);
+typedef int32_t (*CutlassSkQueryFunction)(CutlassSkProblem const*, CutlassSkPlan const*, CutlassSkQuery*, CutlassSkResult*);
+typedef int32_t (*CutlassSkLaunchFunction)(CutlassSkLaunch const*, CutlassSkResult*);

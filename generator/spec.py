@@ -1,0 +1,98 @@
+"""What a kernel *is*: one frozen, printable specification per binary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Generation = Literal["sm90a", "sm80"]
+Layout = Literal["t", "n"]
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+SHORT_NAME = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+
+ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "86", "89", "90")}
+"""The compile targets (``sm_<target>``) that a kernel of each generation may be built for."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n], with row-major c.
+
+    generation   ``sm90a``: Hopper (TMA and wgmma through CUTLASS 3.x; fp64 through 2.x). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
+    api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on.
+    dtype        element type of a and b: ``float16``, ``bfloat16`` or ``float64``.
+    out_dtype    element type of c. Sums are float32 (float64 for float64).
+    tile         (tile_m, tile_n, tile_k) in elements of the *row-major* problem.
+    cluster      (cluster_m, cluster_n) in CTAs; (1, 1) for 2.x.
+    instruction  (m, n, k) of the tensor-core instruction; for 3.x the wgmma's n follows tile_n.
+    warps        (m, n) warps that share the tile (2.x only; 3.x kernels are two consumer warpgroups).
+    stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (3.x only).
+    layout_a/b   ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library).
+    ctas_per_sm  CTAs that fit on one SM of the GPU the kernel was tuned on; used for planning only, not part of the binary.
+    """
+
+    generation: Generation
+    api: Literal["3x", "2x"]
+    dtype: str
+    out_dtype: str
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int] = (1, 1)
+    instruction: tuple[int, int, int] = (64, 0, 16)
+    warps: tuple[int, int] = (0, 0)
+    stages: int = 0
+    layout_a: Layout = "t"
+    layout_b: Layout = "t"
+    ctas_per_sm: int = 1
+
+    @property
+    def name(self) -> str:
+        """Unique, readable name: generation, dtypes, tile, cluster or warps, instruction, stages, layouts."""
+        tile = "x".join(map(str, self.tile))
+        if self.api == "3x":
+            shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}"
+        else:
+            instruction = "".join(map(str, self.instruction))
+            shape = f"{tile}_w{self.warps[0]}x{self.warps[1]}_i{instruction}_s{self.stages}"
+        return f"{self.generation}_{SHORT_NAME[self.dtype]}_{SHORT_NAME[self.out_dtype]}_{shape}_{self.layout_a}{self.layout_b}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def accumulator(self) -> str:
+        """Element type of sums and partials."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def alignment(self) -> int:
+        """Elements of a and b that pointers and leading dimensions must be multiples of (16 bytes; 1 element for fp64)."""
+        return 1 if self.dtype == "float64" else 16 // ELEMENT_BYTES[self.dtype]
+
+    @property
+    def alignment_c(self) -> int:
+        """Elements of c that its pointer and leading dimension must be multiples of."""
+        return 1 if self.dtype == "float64" else 16 // ELEMENT_BYTES[self.out_dtype]
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of one CTA's partial sums: one output tile of accumulators."""
+        return self.tile[0] * self.tile[1] * ELEMENT_BYTES[self.accumulator]
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA loops over many tiles (3.x), or each data-parallel tile has a CTA of its own (2.x)."""
+        return self.api == "3x"
+
+    @property
+    def accumulator_fragments(self) -> int:
+        """Reduction CTAs a tile gets in a separate reduction (2.x: one for each 8 columns of a warp's part of the tile)."""
+        return 0 if self.api == "3x" else self.tile[1] // self.warps[1] // 8
+
+    def with_layouts(self, layout_a: Layout, layout_b: Layout) -> KernelSpec:
+        """The same kernel for other operand layouts."""
+        return replace(self, layout_a=layout_a, layout_b=layout_b)
