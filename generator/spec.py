@@ -19,7 +19,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "
 class KernelSpec:
     """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n], with row-major c.
 
-    generation   ``sm90a``: Hopper (TMA and wgmma through CUTLASS 3.x; fp64 through 2.x). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
+    generation   ``sm90a``: Hopper (CUTLASS 3.x: TMA and wgmma; fp64: 2.x). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
     api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on.
     dtype        element type of a and b: ``float16``, ``bfloat16`` or ``float64``.
     out_dtype    element type of c. Sums are float32 (float64 for float64).
@@ -90,8 +90,8 @@ class KernelSpec:
 
     @property
     def accumulator_fragments(self) -> int:
-        """Reduction CTAs a tile gets in a separate reduction (2.x: one for each 8 columns of a warp's part of the tile)."""
-        return 0 if self.api == "3x" else self.tile[1] // self.warps[1] // 8
+        """Reduction CTAs a tile gets in a separate reduction (2.x: one for each 8 rows of a warp's part of the tile)."""
+        return 0 if self.api == "3x" else self.tile[0] // self.warps[0] // 8
 
     def with_layouts(self, layout_a: Layout, layout_b: Layout) -> KernelSpec:
         """The same kernel for other operand layouts."""

@@ -1,0 +1,131 @@
+"""The GPU that is planned for: a real one, or a named preset that needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from .errors import DeviceError
+from .generator.spec import Generation, KernelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """What planning needs to know of a GPU.
+
+    name                 as CUDA gives it, or the preset's
+    sms                  streaming multiprocessors
+    capability           compute capability, (major, minor)
+    fp16_tflops, fp64_tflops   dense tensor-core peaks, TFLOP/s
+    bandwidth_gbs        memory bandwidth, GB/s
+    index                CUDA device index; None for a preset
+    """
+
+    name: str
+    sms: int
+    capability: tuple[int, int]
+    fp16_tflops: float
+    fp64_tflops: float
+    bandwidth_gbs: float
+    index: int | None = None
+
+    @property
+    def generation(self) -> Generation:
+        """The newest kernel generation that runs here."""
+        if self.capability == (9, 0):
+            return "sm90a"
+        if self.capability[0] == 8:
+            return "sm80"
+        major, minor = self.capability
+        raise DeviceError(f"{self.name} has compute capability {major}.{minor}; kernels exist for 8.x and 9.0")
+
+    def architecture(self, spec: KernelSpec) -> str:
+        """The compile target (``90a``, ``80``, ...) for ``spec`` on this GPU."""
+        if spec.generation == "sm90a":
+            if self.capability == (9, 0):
+                return "90a"
+        elif self.capability in {(8, 0), (8, 6), (8, 9), (9, 0)}:
+            return f"{self.capability[0]}{self.capability[1]}"
+        major, minor = self.capability
+        raise DeviceError(
+            f"{spec.name} does not run on {self.name} (compute capability {major}.{minor}): "
+            + ("sm90a kernels need 9.0" if spec.generation == "sm90a" else "sm80 kernels are built for 8.0, 8.6, 8.9 and 9.0")
+        )
+
+
+# Data-sheet peaks; planning uses them only where no constants were measured.
+PRESETS = {
+    "h200": Device("h200", 132, (9, 0), 989.0, 67.0, 4800.0),
+    "h100": Device("h100", 132, (9, 0), 989.0, 67.0, 3350.0),
+    "a100": Device("a100", 108, (8, 0), 312.0, 19.5, 2039.0),
+}
+DEFAULT_PRESET = "h200"
+
+
+def toy(sms: int) -> Device:
+    """A Hopper-like GPU of ``sms`` SMs, for pictures and tests."""
+    full = PRESETS["h200"]
+    share = sms / full.sms
+    return Device(f"toy:{sms}", sms, (9, 0), full.fp16_tflops * share, full.fp64_tflops * share, full.bandwidth_gbs * share)
+
+
+def preset(name: str) -> Device:
+    """The preset called ``name``: ``h200``, ``h100``, ``a100`` or ``toy:P`` with P SMs."""
+    if name in PRESETS:
+        return PRESETS[name]
+    head, _, sms = name.partition(":")
+    if head == "toy" and sms.isdecimal() and 1 <= int(sms) <= 1024:
+        return toy(int(sms))
+    raise DeviceError(f"device={name!r} is no preset; there are {', '.join(PRESETS)} and toy:P (P from 1 to 1024), or 'cuda'")
+
+
+def resolve(device: Device | torch.device | str | int | None) -> Device:
+    """What ``device`` means: a Device, a preset's name, a CUDA device, or None for the current GPU (without one, h200)."""
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str) and not device.startswith("cuda"):
+        return preset(device)
+    import torch
+
+    if device is None:
+        if not torch.cuda.is_available():
+            return PRESETS[DEFAULT_PRESET]
+        return real(torch.cuda.current_device())
+    try:
+        target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceError(f"device={device!r} is neither a CUDA device nor a preset: {error}") from None
+    if target.type != "cuda":
+        raise DeviceError(f"device={device!r} is not a CUDA device; presets are given by name, such as 'h200'")
+    if not torch.cuda.is_available():
+        raise DeviceError(f"device={device!r}: no CUDA GPU is usable here; use a preset such as 'h200' to plan")
+    return real(torch.cuda.current_device() if target.index is None else target.index)
+
+
+@lru_cache(maxsize=64)
+def real(index: int) -> Device:
+    """The CUDA GPU with this index."""
+    import torch
+
+    if not 0 <= index < torch.cuda.device_count():
+        raise DeviceError(f"CUDA device {index} does not exist; there are {torch.cuda.device_count()}")
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    # A GPU without a preset gets the peaks of the nearest one, scaled by its SMs.
+    near = next((p for key, p in PRESETS.items() if key in properties.name.lower()), None)
+    if near is None:
+        near = PRESETS["h100"] if capability >= (9, 0) else PRESETS["a100"]
+    share = properties.multi_processor_count / near.sms
+    return Device(
+        properties.name,
+        properties.multi_processor_count,
+        capability,
+        near.fp16_tflops * share,
+        near.fp64_tflops * share,
+        near.bandwidth_gbs,
+        index,
+    )

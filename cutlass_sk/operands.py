@@ -1,0 +1,232 @@
+"""What a caller brings, checked and made ready. Every error a user can cause is raised here, before anything is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .dtypes import torch_dtype
+from .errors import DtypeError, OperandError
+from .generator.spec import KernelSpec, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A 2-D tensor as a kernel takes it: ``t`` row-major or ``n`` column-major, with its leading dimension in elements."""
+
+    tensor: torch.Tensor
+    layout: Layout
+    leading: int
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A problem ready to launch: c[m, n] <- a[m, k] @ b[k, n], row-major c.
+
+    ``result`` is None if ``c`` is the caller's own memory; else c's first columns are to be copied there afterwards. m, n and k may
+    be padded with zeros where a kernel needs aligned extents.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    c: torch.Tensor
+    result: torch.Tensor | None
+
+
+def scalar(name: str, value: Any) -> float:
+    """alpha or beta as a Python float. Takes numbers and 0-d CPU tensors."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 0 or value.is_complex():
+            raise OperandError(f"{name} must be a real number; it is a tensor of shape {tuple(value.shape)}, {value.dtype}")
+        if value.device.type != "cpu":
+            raise OperandError(f"{name} lies on {value.device}; pass a Python number ({name}.item() waits for the GPU to know it)")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise OperandError(f"{name}={value!r} must be a real number") from None
+
+
+def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, out_dtype: str) -> tuple[int, int, int]:
+    """(m, n, k) of the call, or the error that says what is wrong with which operand."""
+    for name, tensor in _named(a, b, c):
+        _check_tensor(name, tensor, torch_dtype(out_dtype if name == "c" else dtype))
+    (m, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise OperandError(f"a's k ({k}) must equal b's k ({k_b}): a is (m={m}, k={k}), b is (k={k_b}, n={n})")
+    for name, tensor in _named(a, b, c):
+        if tensor.device != a.device:
+            raise OperandError(f"{name} lies on {tensor.device}, a on {a.device}; move them to one device")
+    if a.device.type not in ("cuda", "cpu"):
+        raise OperandError(f"a lies on {a.device}; operands must be CUDA tensors, or CPU tensors for the reference")
+    if torch.is_grad_enabled():
+        for name, tensor in _named(a, b, c):
+            if tensor.requires_grad:
+                raise OperandError(
+                    f"{name} requires grad, which run() does not record; call it under torch.no_grad() or detach {name}"
+                )
+    if c is not None:
+        if tuple(c.shape) != (m, n):
+            raise OperandError(f"c must be (m={m}, n={n}); it is {tuple(c.shape)}")
+        if _overlaps_itself(c):
+            raise OperandError(
+                f"c has elements that share memory (shape {tuple(c.shape)}, strides {c.stride()}); pass a c of its own memory"
+            )
+        for name, tensor in (("a", a), ("b", b)):
+            if _overlap(c, tensor):
+                raise OperandError(f"c overlaps {name}: c is {_bytes(c)}, {name} is {_bytes(tensor)}; write to a c of its own")
+    return m, n, k
+
+
+def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec, *, read_c: bool) -> Operands:
+    """Operands as kernels of ``spec``'s family take them.
+
+    Aligned row- and column-major operands, views included, are used as they are. Any other a or b (unaligned pointer or leading
+    dimension, no unit stride, pending negation) is copied into an aligned row-major buffer; such a c is computed in one and copied
+    back. ``read_c`` says that c's values matter (beta != 0). c must not be column-major: see ``is_column_major``.
+    """
+    m, k = a.shape
+    n = b.shape[1]
+    # 2.x kernels predicate whole vectors: what they read contiguously must be a multiple of the alignment, zeros included.
+    step = max(spec.alignment, spec.alignment_c) if spec.api == "2x" else 1
+    pad_k, pad_n = -k % step, -n % step
+    matrix_a = None if pad_k else as_matrix(a, spec.alignment)
+    matrix_b = None if pad_k or pad_n else as_matrix(b, spec.alignment)
+    if matrix_a is not None and matrix_a.layout == "n" and m % step:
+        matrix_a = None
+    matrix_a = matrix_a or _packed(a, 0, pad_k, spec.alignment)
+    matrix_b = matrix_b or _packed(b, pad_k, pad_n, spec.alignment)
+    result = None
+    if pad_n or not is_row_major(c, spec.alignment_c):
+        result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
+        if read_c:
+            buffer[:, :n].copy_(result)
+        c = buffer
+    return Operands(m, n + pad_n, k + pad_k, matrix_a, matrix_b, c, result)
+
+
+def as_matrix(tensor: torch.Tensor, alignment: int) -> Matrix | None:
+    """``tensor`` as an aligned row- or column-major matrix, without a copy; None if it is neither.
+
+    ``alignment`` is what its address and leading dimension must be multiples of, in elements. Strides of dimensions of size 1 do
+    not matter.
+    """
+    if tensor.is_neg() or tensor.data_ptr() % (alignment * tensor.element_size()):
+        return None
+    leading = _leading(*tensor.shape, *tensor.stride(), alignment)
+    if leading:
+        return Matrix(tensor, "t", leading)
+    leading = _leading(*reversed(tensor.shape), *reversed(tensor.stride()), alignment)
+    return Matrix(tensor, "n", leading) if leading else None
+
+
+def is_row_major(tensor: torch.Tensor, alignment: int) -> bool:
+    """Whether a kernel can store to ``tensor`` directly."""
+    matrix = as_matrix(tensor, alignment)
+    return matrix is not None and matrix.layout == "t"
+
+
+def is_column_major(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is column-major and not row-major: then its transpose is what a kernel can store."""
+    return bool(tensor.stride(0) == 1 and tensor.shape[0] > 1 and tensor.shape[1] > 1 and tensor.stride(1) != 1)
+
+
+def leading_dimension(tensor: torch.Tensor, alignment: int) -> int:
+    """The leading dimension of an aligned row-major tensor, in elements."""
+    return _leading(*tensor.shape, *tensor.stride(), alignment)
+
+
+def _leading(rows: int, columns: int, row_stride: int, column_stride: int, alignment: int) -> int:
+    """Leading dimension of a row-major matrix in elements; 0 if the strides are not of an aligned row-major matrix."""
+    if columns > 1 and column_stride != 1:
+        return 0
+    if rows == 1:
+        return -(-columns // alignment) * alignment
+    return row_stride if row_stride >= columns and row_stride % alignment == 0 else 0
+
+
+def _packed(tensor: torch.Tensor, pad_rows: int, pad_columns: int, alignment: int) -> Matrix:
+    """A row-major copy with an aligned leading dimension, and zeros in the padding that the kernel computes with."""
+    rows, columns = tensor.shape
+    buffer = _buffer(rows + pad_rows, columns + pad_columns, alignment, tensor)
+    if pad_columns:
+        buffer[:, columns:].zero_()
+    if pad_rows:
+        buffer[rows:].zero_()
+    buffer[:rows, :columns].copy_(tensor)
+    return Matrix(buffer, "t", leading_dimension(buffer, alignment))
+
+
+def _buffer(rows: int, columns: int, alignment: int, like: torch.Tensor) -> torch.Tensor:
+    leading = -(-columns // alignment) * alignment
+    return torch.empty(rows, leading, dtype=like.dtype, device=like.device)[:, :columns]
+
+
+def _named(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "a", a
+    yield "b", b
+    if c is not None:
+        yield "c", c
+
+
+def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise OperandError(
+            f"{name} is a {type(tensor).__name__}, not a torch.Tensor; torch.from_dlpack({name}) wraps arrays without a copy"
+        )
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise OperandError(f"{name} is a {kind} tensor; convert it to a plain one (to_dense(), dequantize())")
+    if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+        raise OperandError(
+            f"{name} has no data (a {'fake' if tensor.device.type != 'meta' else 'meta'} tensor); pass a materialised one"
+        )
+    if tensor.dtype != dtype:
+        raise DtypeError(f"{name} is {tensor.dtype}, expected {dtype}; convert it, or construct the Gemm for its dtype")
+    if tensor.dim() != 2:
+        raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(tensor.shape)}")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """[first, last) byte address that the tensor's elements lie in."""
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _bytes(tensor: torch.Tensor) -> str:
+    first, last = _span(tensor)
+    return f"bytes [{first:#x}, {last:#x})"
+
+
+def _overlap(c: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two matrices share a byte. Side-by-side windows of one buffer do not."""
+    (first, last), (other_first, other_last) = _span(c), _span(other)
+    if c.device != other.device or first >= other_last or other_first >= last:
+        return False
+    for x, y in ((c, other), (c.t(), other.t())):
+        row_bytes = x.stride(0) * x.element_size()
+        if x.stride(1) == y.stride(1) == 1 and row_bytes == y.stride(0) * y.element_size() and row_bytes > 0:
+            offset = (y.data_ptr() - x.data_ptr()) % row_bytes
+            x_bytes, y_bytes = x.shape[1] * x.element_size(), y.shape[1] * y.element_size()
+            if offset >= x_bytes and offset + y_bytes <= row_bytes:
+                return False
+    return True
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    reach = 0
+    for stride, size in dimensions:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False

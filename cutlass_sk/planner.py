@@ -1,0 +1,280 @@
+"""From a problem to a plan: candidates, their predicted time, the best one. Pure: no torch, no GPU, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from . import model
+from .device import Device
+from .errors import PlanError
+from .generator.spec import KernelSpec
+from .plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Decomposition, Plan, RasterOrder, ReductionMode
+from .schedule import count_peers
+
+INT_MAX = 2**31 - 1
+DEFAULT_SWIZZLE = 8
+"""Strip width, in work tiles, where the problem is wide enough for one to matter."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller may force; None leaves the choice to the planner.
+
+    decomposition    ``data_parallel``, ``split_k`` or ``stream_k``
+    splits           parts each tile is cut in (implies split_k); more than there are k-tiles counts as one a k-tile
+    sms              grid width: how many SMs to plan for, at most those of the device
+    sk_tiles         with stream_k: how many tiles to share (all of them: basic Stream-K); rounded up to whole clusters
+    sk_units         with stream_k: in how many shares
+    reduction_mode   ``deterministic``: partials are added in a fixed order, so that the same call gives the same bits.
+                     ``nondeterministic`` lets a kernel add them as they arrive; 2.x kernels keep the fixed order.
+    raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
+    raster_swizzle   width of the strips in which tiles are visited, in work tiles
+    """
+
+    decomposition: Decomposition | None = None
+    splits: int | None = None
+    sms: int | None = None
+    sk_tiles: int | None = None
+    sk_units: int | None = None
+    reduction_mode: ReductionMode = "deterministic"
+    raster_order: RasterOrder | None = None
+    raster_swizzle: int | None = None
+
+    def check(self, device: Device) -> None:
+        """Raises PlanError for a value that no plan can have."""
+        for name, allowed in (
+            ("decomposition", (None, *DECOMPOSITIONS)),
+            ("reduction_mode", REDUCTION_MODES),
+            ("raster_order", (None, *RASTER_ORDERS)),
+        ):
+            if getattr(self, name) not in allowed:
+                choices = ", ".join(repr(value) for value in allowed if value is not None)
+                raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
+        limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit):
+                of = f" (the SMs of {device.name})" if name == "sms" else ""
+                raise PlanError(f"{name}={value!r} must be a whole number from 1 to {limit}{of}")
+        if self.splits is not None and self.decomposition not in (None, "split_k"):
+            raise PlanError(f"splits={self.splits} belongs to decomposition='split_k', not {self.decomposition!r}")
+        for name in ("sk_tiles", "sk_units"):
+            if getattr(self, name) is not None and self.decomposition != "stream_k":
+                raise PlanError(f"{name}={getattr(self, name)} belongs to decomposition='stream_k', not {self.decomposition!r}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A problem cut up for one kernel and grid. Work tiles are the tiles of one cluster; slots run one of them at a time."""
+
+    m: int
+    n: int
+    k: int
+    spec: KernelSpec
+    device: Device
+    slots: int
+    requested_grid: int
+    work_tiles_m: int
+    work_tiles_n: int
+    iters_per_tile: int
+
+    @property
+    def work_tiles(self) -> int:
+        return self.work_tiles_m * self.work_tiles_n
+
+    @property
+    def max_shared(self) -> int:
+        """The most work tiles whose iterations can be counted in 32 bits."""
+        return min(self.work_tiles, INT_MAX // self.iters_per_tile)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """In work tiles: the first ``shared`` ones in ``units`` shares (``splits`` > 1: so many for each tile), the others whole."""
+
+    shared: int = 0
+    units: int = 0
+    splits: int = 1
+
+
+def measure(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int | None) -> Work:
+    """Cuts the problem into tiles; PlanError if it is beyond 32-bit tile arithmetic."""
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= INT_MAX:
+            raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
+    (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = spec.tile, spec.cluster
+    requested = (sms or device.sms) * spec.ctas_per_sm
+    slots = max(1, requested // spec.cluster_size)
+    work = Work(
+        m, n, k, spec, device, slots, requested, -(-m // (tile_m * cluster_m)), -(-n // (tile_n * cluster_n)), -(-k // tile_k)
+    )
+    if (work.work_tiles * spec.cluster_size) + slots > INT_MAX // 2:
+        raise PlanError(f"m={m}, n={n} make {work.work_tiles} tiles of {spec.name}, too many for one launch; split the problem")
+    return work
+
+
+def candidates(work: Work, options: Options) -> Iterator[Choice]:
+    """The decompositions worth scoring, within what is forced. Data-parallel comes first, so that it wins ties."""
+    tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
+    decomposition = options.decomposition or ("split_k" if options.splits else None)
+    if decomposition in (None, "data_parallel"):
+        yield Choice()
+    if decomposition == "split_k" and work.max_shared < tiles:
+        raise PlanError(f"split_k of {tiles} tiles x {iters} iterations is beyond 32-bit arithmetic; use data_parallel")
+    if decomposition in (None, "split_k") and work.max_shared == tiles:
+        for splits in [options.splits] if options.splits else split_range(tiles, iters, slots, forced=decomposition is not None):
+            splits = min(splits, iters)
+            if tiles * splits > INT_MAX // 4:
+                raise PlanError(f"splits={splits} of {tiles} tiles make too many parts for one launch")
+            yield Choice(tiles, tiles * splits, splits)
+    if decomposition in (None, "stream_k"):
+        yield from stream_k(work, options)
+
+
+def split_range(tiles: int, iters: int, slots: int, *, forced: bool) -> Sequence[int]:
+    """Splitting factors that fill up to one wave; at least 2 where split_k was asked for."""
+    most = min(iters, max(slots // tiles, 2 if forced else 1))
+    return range(2, most + 1) if most >= 2 else ([1] if forced else [])
+
+
+def stream_k(work: Work, options: Options) -> Iterator[Choice]:
+    """Shared parts: everything, if there is less than a wave; else the last, partial wave with or without the one before it."""
+    tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
+    cluster = work.spec.cluster_size
+    if options.sk_tiles is not None:
+        shares = [min(-(-options.sk_tiles // cluster), tiles)]
+    elif tiles <= slots:
+        shares = [tiles]
+    elif options.decomposition is None:
+        rest = tiles % slots
+        shares = [rest + slots, rest] if rest else []
+    else:
+        shares = [tiles % slots + slots]
+    for shared in shares:
+        if shared > work.max_shared:
+            if options.decomposition == "stream_k":
+                raise PlanError(f"sharing {shared} tiles x {iters} iterations is beyond 32-bit arithmetic; use fewer sk_tiles")
+            continue
+        if options.sk_units is not None:
+            units = [options.sk_units]
+        elif options.decomposition is None and shared < slots:
+            # time(g) has its minima where the busiest unit loses an iteration: try those near even shares, and the full grid.
+            units = sorted({slots, *(min(slots, shared * s) for s in range(1, slots // shared + 1))})
+        else:
+            units = [slots]
+        for count in units:
+            yield Choice(shared, min(count, shared * iters, INT_MAX // 4))
+
+
+def build(work: Work, choice: Choice, options: Options) -> Plan:
+    """The full plan of one decomposition."""
+    spec, cluster = work.spec, work.spec.cluster_size
+    shared, units, splits = choice.shared, choice.units, choice.splits
+    whole = work.work_tiles - shared
+    peers = count_peers(shared, work.iters_per_tile, units, splits) if units else 1
+    if splits > 1:
+        decomposition: Decomposition = "split_k"
+    else:
+        decomposition = "stream_k" if units else options.decomposition or "data_parallel"
+
+    reduction_ctas = 0
+    if not spec.persistent and units > 2 * shared:
+        # Many peers: CTAs of their own reduce a tile side by side instead of one finisher after the other.
+        reduction_ctas = shared * spec.accumulator_fragments
+    # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
+    workers = max(min(work.slots, units + whole), units)
+    grid = workers * cluster if spec.persistent else units + whole + reduction_ctas
+    slots_of_partials = units * cluster * (2 if reduction_ctas else 1)
+    flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * CONSUMER_WARPGROUPS
+    order, swizzle = raster(work, options)
+    busiest = busiest_iters(work, choice)
+    return Plan(
+        m=work.m,
+        n=work.n,
+        k=work.k,
+        kernel=spec,
+        device=work.device.name,
+        decomposition=decomposition,
+        requested_grid=work.requested_grid,
+        grid=grid,
+        tiles_m=work.work_tiles_m * spec.cluster[0],
+        tiles_n=work.work_tiles_n * spec.cluster[1],
+        iters_per_tile=work.iters_per_tile,
+        dp_tiles=whole * cluster,
+        sk_tiles=shared * cluster,
+        sk_units=units,
+        splits=splits,
+        peers=peers,
+        waves=work.work_tiles / work.slots,
+        efficiency=work.work_tiles * work.iters_per_tile / (busiest * work.slots),
+        data_parallel_efficiency=work.work_tiles / (-(-work.work_tiles // work.slots) * work.slots),
+        partials_bytes=slots_of_partials * spec.partial_bytes,
+        barrier_bytes=flags * 4,
+        reduction_mode=options.reduction_mode if spec.persistent else "deterministic",
+        reduction_ctas=reduction_ctas,
+        raster_order=order,
+        raster_swizzle=swizzle,
+        predicted_time_us=predict_us(work, choice, busiest, peers),
+    )
+
+
+CONSUMER_WARPGROUPS = 2
+"""Warpgroups that share a tile in a cooperative 3.x kernel; each signals its part of a partial tile on its own."""
+
+
+def busiest_iters(work: Work, choice: Choice) -> int:
+    """Iterations of the slot with most work. Slots take positions (units, then whole tiles) round robin."""
+    slots, iters = work.slots, work.iters_per_tile
+    whole = work.work_tiles - choice.shared
+    if choice.units == 0:
+        return -(-whole // slots) * iters
+    share = -(-iters // choice.splits) if choice.splits > 1 else -(-choice.shared * iters // choice.units)
+    unit_waves, rest = divmod(choice.units, slots)
+
+    def load(slot: int) -> int:
+        own_units = unit_waves + (slot < rest)
+        positions = -(-(choice.units + whole - slot) // slots)
+        return own_units * share + (positions - own_units) * iters
+
+    return max(load(0), load(rest)) if choice.units + whole > rest else load(0)
+
+
+def predict_us(work: Work, choice: Choice, busiest: int, peers: int) -> float:
+    """The model's time for a decomposition, in microseconds."""
+    return model.constants(work.spec, work.device).time_us(busiest, peers)
+
+
+def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
+    """The order in which tiles are visited: along the shorter side, in strips if both sides are long."""
+    if not work.spec.persistent:
+        # ThreadblockSwizzleStreamK has one order, by shape.
+        order: RasterOrder = "along_n" if work.work_tiles_m >= work.work_tiles_n else "along_m"
+        if options.raster_order not in (None, order) or options.raster_swizzle not in (None, 1):
+            raise PlanError(
+                f"{work.spec.name} visits these tiles {order} with swizzle 1; raster_order and raster_swizzle cannot be forced"
+            )
+        return order, 1
+    shorter: RasterOrder = "along_m" if work.work_tiles_m <= work.work_tiles_n else "along_n"
+    wide = min(work.work_tiles_m, work.work_tiles_n) >= 2 * DEFAULT_SWIZZLE
+    return options.raster_order or shorter, options.raster_swizzle or (DEFAULT_SWIZZLE if wide else 1)
+
+
+def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
+    """The plan with the least predicted time for c[m, n] = a[m, k] @ b[k, n] over ``kernels``, within ``options``.
+
+    Raises PlanError where an option is out of range or nothing fits it.
+    """
+    options = options or Options()
+    options.check(device)
+    best: tuple[float, Work, Choice] | None = None
+    for spec in kernels:
+        work = measure(m, n, k, spec, device, options.sms)
+        for choice in candidates(work, options):
+            peers = count_peers(choice.shared, work.iters_per_tile, choice.units, choice.splits) if choice.units else 1
+            time_us = predict_us(work, choice, busiest_iters(work, choice), peers)
+            if best is None or time_us < best[0]:
+                best = (time_us, work, choice)
+    if best is None:
+        raise PlanError(f"no decomposition of m={m}, n={n}, k={k} fits {options}")
+    return build(best[1], best[2], options)

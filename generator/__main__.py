@@ -1,0 +1,43 @@
+"""``python -m cutlass_sk.generator list | show NAME | emit NAME``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+
+from .catalog import find, kernels
+from .emit import emit
+from .spec import ARCHITECTURES
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cutlass_sk.generator", description="The kernels and their CUDA C++ text.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="names of all kernels, one a line")
+    for command, text in (("show", "what a kernel is"), ("emit", "its CUDA C++ text, to standard output")):
+        commands.add_parser(command, help=text).add_argument("name")
+    options = parser.parse_args(arguments)
+    if options.command == "list":
+        for spec in kernels():
+            print(spec.name)
+        return 0
+    try:
+        spec = find(options.name)
+    except KeyError as error:
+        print(error.args[0], file=sys.stderr)
+        return 2
+    if options.command == "emit":
+        print(emit(spec), end="")
+        return 0
+    shown = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    shown |= {"accumulator": spec.accumulator, "alignment": spec.alignment, "alignment_c": spec.alignment_c}
+    shown |= {"partial_bytes": spec.partial_bytes, "architectures": ", ".join(f"sm_{a}" for a in ARCHITECTURES[spec.generation])}
+    print(spec.name)
+    for key, value in shown.items():
+        print(f"  {key:14} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The kernels that exist: which tiles, for which dtypes, in which generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from .spec import Generation, KernelSpec, Layout
+
+GENERATIONS: tuple[Generation, ...] = ("sm90a", "sm80")
+LAYOUTS: tuple[tuple[Layout, Layout], ...] = (("t", "t"), ("t", "n"), ("n", "t"), ("n", "n"))
+DTYPES: tuple[tuple[str, str], ...] = (
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float64", "float64"),
+)
+"""(element type of a and b, element type of c) of every kernel."""
+
+SM90_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int]], ...] = (
+    ((128, 128, 64), (2, 1)),
+    ((128, 256, 64), (2, 1)),
+    ((128, 128, 64), (1, 1)),
+    ((128, 256, 64), (1, 1)),
+)
+
+
+def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[KernelSpec, ...]:
+    """The kernels of one dtype and generation, given for row-major operands; the first is the default. Empty if there is none."""
+    if (dtype, out_dtype) not in DTYPES:
+        return ()
+    if dtype == "float64":
+        return _fp64(generation)
+    if generation == "sm90a":
+        return tuple(KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster) for tile, cluster in SM90_TILES)
+    # The kernel of the Stream-K paper: 128x128x32, four warps of 64x64.
+    return (
+        KernelSpec("sm80", "2x", dtype, out_dtype, (128, 128, 32), instruction=(16, 8, 16), warps=(2, 2), stages=4, ctas_per_sm=2),
+    )
+
+
+def _fp64(generation: Generation) -> tuple[KernelSpec, ...]:
+    if generation == "sm80":  # the paper's: 64x64x16, four warps of 32x32
+        return (
+            KernelSpec(
+                "sm80", "2x", "float64", "float64", (64, 64, 16), instruction=(8, 8, 4), warps=(2, 2), stages=4, ctas_per_sm=3
+            ),
+        )
+    return (
+        KernelSpec(
+            "sm90a", "2x", "float64", "float64", (64, 64, 16), instruction=(16, 8, 4), warps=(2, 2), stages=4, ctas_per_sm=3
+        ),
+    )
+
+
+def kernels() -> Iterator[KernelSpec]:
+    """Every kernel, in every layout, in a fixed order."""
+    for generation, (dtype, out_dtype) in product(GENERATIONS, DTYPES):
+        for family in families(dtype, out_dtype, generation):
+            for layout_a, layout_b in LAYOUTS:
+                yield family.with_layouts(layout_a, layout_b)
+
+
+def find(name: str) -> KernelSpec:
+    """The kernel called ``name``; KeyError, with the nearest names, if there is none."""
+    from difflib import get_close_matches
+
+    by_name = {spec.name: spec for spec in kernels()}
+    if name not in by_name:
+        near = get_close_matches(name, by_name, n=3)
+        raise KeyError(f"no kernel is called {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+    return by_name[name]

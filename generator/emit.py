@@ -1,0 +1,133 @@
+"""The CUDA C++ text of a kernel: CUTLASS's own emitters for the kernel, our shim for its C ABI.
+
+The same spec gives the same bytes. Each kernel lives in a namespace named after its spec, because the names that
+``cutlass_library`` gives leave parts of a configuration out, and two kernels of one C++ name in one process share their statics.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .spec import ELEMENT_BYTES, KernelSpec
+
+if TYPE_CHECKING:
+    from cutlass_library.gemm_operation import GemmOperation
+
+STOCK_SCHEDULER = "cutlass::gemm::StreamKScheduler"
+PLANNED_SCHEDULER = "cutlass_sk::PlannedStreamK"
+
+TEMPLATE = """\
+// {name}
+{includes}
+#include "cutlass_sk/{shim}.h"
+
+namespace {namespace} {{
+{kernel}
+}}  // namespace {namespace}
+
+using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}>;
+CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
+"""
+
+
+def emit(spec: KernelSpec) -> str:
+    """The translation unit of ``spec``: includes, the CUTLASS kernel type, and the exported C ABI around it."""
+    operation = _operation_3x(spec) if spec.api == "3x" else _operation_2x(spec)
+    emitter = _emitter(spec)
+    kernel = emitter.emit(operation)
+    if spec.api == "3x":
+        if kernel.count(STOCK_SCHEDULER) != 1:
+            raise RuntimeError(f"cutlass_library emitted {spec.name} without {STOCK_SCHEDULER}; its emitter has changed")
+        kernel = kernel.replace(STOCK_SCHEDULER, PLANNED_SCHEDULER)
+    includes = [header for header in emitter.includes if "adapter" not in header and "device/" not in header]
+    return TEMPLATE.format(
+        name=spec.name,
+        includes="\n".join(f'#include "{header}"' for header in includes),
+        shim=f"gemm_{spec.api}",
+        shim_class=f"Gemm{spec.api}",
+        namespace=f"cutlass_sk_{spec.name}",
+        kernel=kernel.strip(),
+        operation=operation.procedural_name(),
+    )
+
+
+def _emitter(spec: KernelSpec) -> Any:
+    from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
+
+    return EmitGemmUniversal3xInstance() if spec.api == "3x" else EmitGemmUniversalInstance()
+
+
+def _data_type(dtype: str) -> Any:
+    from cutlass_library import DataType
+
+    return {"float16": DataType.f16, "bfloat16": DataType.bf16, "float32": DataType.f32, "float64": DataType.f64}[dtype]
+
+
+def _math(spec: KernelSpec, instruction: tuple[int, int, int]) -> Any:
+    from cutlass_library import MathInstruction, MathOperation, OpcodeClass
+
+    element = _data_type(spec.dtype)
+    accumulator = _data_type(spec.accumulator)
+    return MathInstruction(list(instruction), element, element, accumulator, OpcodeClass.TensorOp, MathOperation.multiply_add)
+
+
+def _operation_3x(spec: KernelSpec) -> GemmOperation:
+    """TMA and wgmma, two cooperating consumer warpgroups, TMA epilogue; row-major c."""
+    from cutlass_library import (
+        EpilogueFunctor,
+        EpilogueScheduleType,
+        GemmKind,
+        KernelScheduleType,
+        LayoutType,
+        SwizzlingFunctor,
+        TensorDescription,
+        TileDescription,
+        TileSchedulerType,
+    )
+    from cutlass_library.gemm_operation import GemmOperation
+
+    layout = {"t": LayoutType.RowMajor, "n": LayoutType.ColumnMajor}
+    element, out = _data_type(spec.dtype), _data_type(spec.out_dtype)
+    alignment, alignment_c = 16 // ELEMENT_BYTES[spec.dtype], 16 // ELEMENT_BYTES[spec.out_dtype]
+    math = _math(spec, (64, spec.tile[1], 16))
+    output = TensorDescription(out, LayoutType.RowMajor, alignment_c)
+    return GemmOperation(
+        GemmKind.Universal3x,
+        90,
+        TileDescription(list(spec.tile), spec.stages, [4, 1, 1], math, 90, 90, [*spec.cluster, 1]),
+        TensorDescription(element, layout[spec.layout_a], alignment),
+        TensorDescription(element, layout[spec.layout_b], alignment),
+        output,
+        _data_type(spec.accumulator),
+        EpilogueFunctor.LinearCombination,
+        SwizzlingFunctor.Identity1,
+        output,
+        KernelScheduleType.TmaWarpSpecializedCooperative,
+        EpilogueScheduleType.TmaWarpSpecializedCooperative,
+        TileSchedulerType.StreamK,
+    )
+
+
+def _operation_2x(spec: KernelSpec) -> GemmOperation:
+    """cp.async and mma.sync under ThreadblockSwizzleStreamK.
+
+    A 2.x operation has a column-major output; the emitter exchanges its operands and transposes all layouts to instantiate the
+    row-major kernel behind it. What is described here is therefore c^T = b^T a^T, so that the emitted kernel is c = a b.
+    """
+    from cutlass_library import EpilogueFunctor, GemmKind, LayoutType, SwizzlingFunctor, TensorDescription, TileDescription
+    from cutlass_library.gemm_operation import GemmOperation
+
+    transposed = {"t": LayoutType.ColumnMajor, "n": LayoutType.RowMajor}
+    element = _data_type(spec.dtype)
+    architecture = 90 if spec.generation == "sm90a" else 80
+    return GemmOperation(
+        GemmKind.Universal,
+        architecture,
+        TileDescription(list(spec.tile), spec.stages, [*spec.warps, 1], _math(spec, spec.instruction), architecture, 90),
+        TensorDescription(element, transposed[spec.layout_b], spec.alignment),
+        TensorDescription(element, transposed[spec.layout_a], spec.alignment),
+        TensorDescription(_data_type(spec.out_dtype), LayoutType.ColumnMajor, spec.alignment_c),
+        _data_type(spec.accumulator),
+        EpilogueFunctor.LinearCombination,
+        SwizzlingFunctor.StreamK,
+    )

@@ -1,0 +1,179 @@
+/// The C ABI around a CUTLASS 2.x kernel (cp.async, mma.sync) with ThreadblockSwizzleStreamK.
+///
+/// Its schedule comes from the plan: what the swizzle's constructor would decide is overwritten.
+#pragma once
+#include "cutlass/device_kernel.h"
+#include "cutlass/gemm/kernel/default_gemm_universal.h"
+#include "cutlass/gemm/threadblock/threadblock_swizzle_streamk.h"
+#include "cutlass_sk/shim.h"
+
+namespace cutlass_sk {
+
+template <class Kernel>
+struct Gemm2x {
+  using Params = typename Kernel::Params;
+  using Swizzle = typename Kernel::ThreadblockSwizzle;
+  using FastDivmod = cutlass::FastDivmod;
+  using EpilogueParams = typename Kernel::EpilogueOutputOp::Params;
+  using ElementA = typename Kernel::ElementA;
+  using ElementC = typename Kernel::ElementC;
+  static constexpr int kTileM = Kernel::ThreadblockShape::kM;
+  static constexpr int kTileN = Kernel::ThreadblockShape::kN;
+  static constexpr int kTileK = Kernel::ThreadblockShape::kK;
+  static constexpr int kAlignmentA = Kernel::kAlignmentA, kAlignmentB = Kernel::kAlignmentB, kAlignmentC = Kernel::kAlignmentC;
+  static constexpr int kFragments = Kernel::Epilogue::kAccumulatorFragments;
+  static constexpr int64_t kPartialBytes = Kernel::kThreadCount * int64_t(sizeof(typename Kernel::AccumulatorTile));
+  static_assert(Kernel::kWorkspaceBytesPerBlock == 2 * kPartialBytes, "a CTA is expected to share up to two tiles");
+  static constexpr int kSharedMemoryBytes = int(sizeof(typename Kernel::SharedStorage));
+
+  static void describe(CutlassSkDescription* out) {
+    out->tile_m = kTileM;
+    out->tile_n = kTileN;
+    out->tile_k = kTileK;
+    out->cluster_m = out->cluster_n = 1;
+    out->threads = Kernel::kThreadCount;
+    out->stages = Kernel::kStages;
+    out->shared_memory_bytes = kSharedMemoryBytes;
+    out->alignment_a = kAlignmentA;
+    out->alignment_b = kAlignmentB;
+    out->alignment_c = kAlignmentC;
+    out->accumulator_fragments = kFragments;
+    out->partial_bytes = kPartialBytes;
+  }
+
+  static int32_t query(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkQuery* out, CutlassSkResult* result) {
+    if (int32_t status = check_problem(problem, result)) return status;
+    if (int32_t status = check_plan(problem, plan, result)) return status;
+    Params params = make_params(problem, plan);
+    out->grid = params.get_grid_blocks();
+    out->sk_tiles = params.block_mapping.sk_tiles;
+    out->sk_units = plan.sk_units > 0 ? params.block_mapping.sk_regions() * params.block_mapping.sk_blocks_per_region() : 0;
+    // A separate reduction gives each unit two slots: one for a tile it starts, one for a tile it ends.
+    int64_t const slots = int64_t(plan.sk_units) * (plan.reduction_ctas > 0 ? 2 : 1);
+    out->partials_bytes = slots * kPartialBytes;
+    out->barrier_bytes = int64_t(plan.sk_units > plan.reduction_ctas ? plan.sk_units : plan.reduction_ctas) * int64_t(sizeof(int32_t));
+    return CUTLASS_SK_OK;
+  }
+
+  static int32_t launch(CutlassSkLaunch const& request, CutlassSkResult* result) {
+    CutlassSkProblem const& problem = request.problem;
+    CutlassSkPlan const& plan = request.plan;
+    if (int32_t status = check_problem(problem, result)) return status;
+    if (int32_t status = check_plan(problem, plan, result)) return status;
+    if (int32_t status = check_operands(request, result)) return status;
+
+    Params params = make_params(problem, plan);
+    params.ptr_A = const_cast<void*>(request.a);
+    params.ptr_B = const_cast<void*>(request.b);
+    params.ptr_C = params.ptr_D = request.c;
+    using Compute = typename Kernel::EpilogueOutputOp::ElementCompute;
+    params.output_op = EpilogueParams(Compute(request.alpha), Compute(request.beta));
+    params.partials_workspace = request.partials;
+    params.barrier_workspace = request.barriers;
+
+    if (cudaError_t error = cudaSetDevice(request.device)) return fail_cuda(result, error, "cudaSetDevice");
+    void const* const function = reinterpret_cast<void const*>(cutlass::Kernel2<Kernel>);
+    if constexpr (kSharedMemoryBytes > (48 << 10)) {
+      if (cudaError_t error = allow_shared_memory(function, kSharedMemoryBytes, request.device)) {
+        return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+      }
+    }
+    void* parameters[] = {&params};
+    if (cudaError_t error = cudaLaunchKernel(function, params.get_grid_dims(), dim3(Kernel::kThreadCount), parameters, kSharedMemoryBytes,
+                                             static_cast<cudaStream_t>(request.stream))) {
+      return fail_cuda(result, error, "cudaLaunchKernel");
+    }
+    return CUTLASS_SK_OK;
+  }
+
+ private:
+  static Params make_params(CutlassSkProblem const& problem, CutlassSkPlan const& plan) {
+    cutlass::gemm::GemmCoord const size(int(problem.m), int(problem.n), int(problem.k));
+    typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, EpilogueParams(), nullptr, nullptr, nullptr,
+                                         nullptr, 0, 0, 0, 0, problem.lda, problem.ldb, problem.ldc, problem.ldc, 1);
+    Params params(arguments, 1, 1);
+    params.block_mapping = mapping(size, plan);
+    return params;
+  }
+
+  /// What ThreadblockSwizzleStreamK's constructor would decide, taken from the plan: `sk_units` CTAs, then one CTA a data-parallel
+  /// tile, then the reduction CTAs. Calling all Stream-K CTAs one wave of `sk_units` keeps its grid free of padding.
+  static Swizzle mapping(cutlass::gemm::GemmCoord const& size, CutlassSkPlan const& plan) {
+    Swizzle map;
+    map.problem_size = size;
+    map.batch_count = 1;
+    map.cohort_raster = map.remap_block_indices = false;
+    map.sm_occupancy = 1;
+    map.avail_sms = plan.sk_units > 0 ? plan.sk_units : 1;
+    map.dp_blocks = plan.dp_tiles;
+    map.dp_first_wave_tiles = 1;
+    map.reduction_blocks = plan.reduction_ctas;
+    map.sk_waves = plan.sk_units > 0 ? 1 : 0;
+    map.sk_tiles = plan.sk_tiles;
+    map.sk_big_blocks_per_region = map.sk_iters_per_region = 0;
+    map.div_mod_tiled_shape_m = FastDivmod(plan.tiles_m);
+    map.div_mod_tiled_shape_n = FastDivmod(plan.tiles_n);
+    map.div_mod_iters_per_tile = FastDivmod(plan.iters_per_tile);
+    if (plan.sk_units > 0) {
+      int const regions = plan.splits > 1 ? plan.sk_tiles : 1;
+      int const units = plan.sk_units / regions;
+      map.sk_iters_per_region = plan.sk_tiles / regions * plan.iters_per_tile;
+      int const iters = map.sk_iters_per_region / units;
+      map.sk_big_blocks_per_region = map.sk_iters_per_region % units;
+      map.div_mod_sk_iters_per_normal_block = FastDivmod(iters);
+      map.div_mod_sk_iters_per_big_block = FastDivmod(iters + 1);
+      map.div_mod_sk_iters_per_region = FastDivmod(map.sk_iters_per_region);
+      map.div_mod_sk_regions = FastDivmod(regions);
+      map.div_mod_sk_blocks_per_region = FastDivmod(units);
+    }
+    return map;
+  }
+
+  static int32_t check_plan(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkResult* result) {
+    constexpr int64_t limit = INT32_MAX;
+    auto const covers = [](int64_t tiles, int64_t tile, int64_t size) { return tiles == (size + tile - 1) / tile; };
+    int64_t const tiles = int64_t(plan.tiles_m) * plan.tiles_n;
+    int64_t const line = int64_t(plan.sk_tiles) * plan.iters_per_tile;
+    bool const along_n = plan.tiles_m >= plan.tiles_n;  // the order that the kernel itself takes
+    bool const fits = covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
+                      covers(plan.iters_per_tile, kTileK, problem.k) && tiles <= limit && plan.dp_tiles >= 0 && plan.sk_tiles >= 0 &&
+                      int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 && plan.sk_units <= line &&
+                      (plan.sk_units == 0) == (plan.sk_tiles == 0) && plan.splits >= 1 && plan.nondeterministic == 0 &&
+                      (plan.splits == 1 || (plan.splits <= plan.iters_per_tile && plan.sk_units == int64_t(plan.sk_tiles) * plan.splits)) &&
+                      (plan.reduction_ctas == 0 || (plan.sk_units > 0 && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
+                      int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
+                      (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1;
+    if (!fits) {
+      return fail(result, CUTLASS_SK_BAD_PLAN,
+                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit", plan.grid,
+                  plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units, plan.splits);
+    }
+    return CUTLASS_SK_OK;
+  }
+
+  static int32_t check_operands(CutlassSkLaunch const& request, CutlassSkResult* result) {
+    CutlassSkProblem const& p = request.problem;
+    constexpr bool a_row_major = cutlass::platform::is_same<typename Kernel::LayoutA, cutlass::layout::RowMajor>::value;
+    constexpr bool b_row_major = cutlass::platform::is_same<typename Kernel::LayoutB, cutlass::layout::RowMajor>::value;
+    if (p.lda < (a_row_major ? p.k : p.m) || p.ldb < (b_row_major ? p.n : p.k) || p.ldc < p.n) {
+      return fail(result, CUTLASS_SK_BAD_PROBLEM, "leading dimensions lda=%lld ldb=%lld ldc=%lld are too small", (long long)p.lda,
+                  (long long)p.ldb, (long long)p.ldc);
+    }
+    constexpr int64_t a_bytes = kAlignmentA * int64_t(sizeof(ElementA)), c_bytes = kAlignmentC * int64_t(sizeof(ElementC));
+    bool const operands = aligned(request.a, a_bytes) && aligned(request.b, a_bytes) && aligned(request.c, c_bytes) &&
+                          p.lda % kAlignmentA == 0 && p.ldb % kAlignmentB == 0 && p.ldc % kAlignmentC == 0;
+    // cp.async predicates whole vectors: the contiguous extents must be multiples of the alignment, too.
+    bool const extents = (a_row_major ? p.k : p.m) % kAlignmentA == 0 && (b_row_major ? p.n : p.k) % kAlignmentB == 0 &&
+                         p.n % kAlignmentC == 0;
+    if (!operands || !extents) {
+      return fail(result, CUTLASS_SK_MISALIGNED, "pointers, leading dimensions and contiguous extents must be multiples of %d elements",
+                  kAlignmentA);
+    }
+    if (request.plan.sk_units > 0 && (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
+      return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");
+    }
+    return CUTLASS_SK_OK;
+  }
+};
+
+}  // namespace cutlass_sk
