@@ -6,9 +6,12 @@ import threading
 
 import torch
 
+from .errors import LaunchError
+
 MIN_BARRIER_BYTES = 1 << 16
 
 _barriers: dict[tuple[int, int], torch.Tensor] = {}
+_captured: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 _guard = threading.Lock()
 
 
@@ -21,18 +24,35 @@ def barriers(nbytes: int, device: torch.device, stream: int) -> torch.Tensor:
     """Zeroed flags of the current stream, whose handle is ``stream``.
 
     Every launch leaves its flags at zero, so one buffer serves all launches of a stream, which run one after the other; no two
-    streams share one. It is zeroed once. A launch that is being captured gets flags of its own, because its graph may be replayed
-    beside anything else.
+    streams share one. It is zeroed once. A graph that is being captured gets a buffer of its own for each of its streams, zeroed
+    once a replay, because it may be replayed beside anything else.
     """
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
     key = (device.index, stream)
-    buffer = _barriers.get(key)
-    if buffer is None or buffer.numel() < nbytes:
+    if torch.cuda.is_current_stream_capturing():
+        capture = _capture_id(stream)
+        known, buffer = _captured.get(key, (0, None))
+        if buffer is None or known != capture or buffer.numel() < nbytes:
+            buffer = _zeros(nbytes, device)
+            _captured[key] = capture, buffer
+        return buffer
+    found = _barriers.get(key)
+    if found is None or found.numel() < nbytes:
         with _guard:
-            buffer = _barriers.get(key)
-            if buffer is None or buffer.numel() < nbytes:
+            found = _barriers.get(key)
+            if found is None or found.numel() < nbytes:
                 # A buffer that is outgrown goes back to the allocator, which reuses it on this stream only.
-                buffer = torch.zeros(max(nbytes, MIN_BARRIER_BYTES), dtype=torch.uint8, device=device)
-                _barriers[key] = buffer
-    return buffer
+                found = _barriers[key] = _zeros(nbytes, device)
+    return found
+
+
+def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(max(nbytes, MIN_BARRIER_BYTES), dtype=torch.uint8, device=device)
+
+
+def _capture_id(stream: int) -> int:
+    from cuda.bindings import runtime
+
+    error, _, capture, *_ = runtime.cudaStreamGetCaptureInfo(stream)
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise LaunchError(f"cudaStreamGetCaptureInfo failed: {error.name}")
+    return int(capture)

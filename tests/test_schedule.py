@@ -55,23 +55,19 @@ def launch_order(plan: Plan) -> list[int]:
 
 def completes(plan: Plan, resident: int) -> bool:
     """Whether the schedule ends when at most ``resident`` workers run at a time, each dispatched in order once one has ended."""
-    waiting = list(enumerate(schedule(plan)))
-    running: list[tuple[int, list[Segment]]] = []
-    stored: set[tuple[int, int]] = set()
+    waiting, running = schedule(plan), list[list[Segment]]()
+    stored: set[tuple[int | None, int]] = set()
     while waiting or running:
-        while waiting and len(running) < resident:
-            running.append(waiting.pop(0))
-        moved = False
-        for _, segments in running:
+        places = resident - len(running)
+        running, waiting = running + waiting[:places], waiting[places:]
+        before = sum(map(len, running))
+        for segments in running:
             while segments and all((peer, segments[0].work_tile) in stored for peer in segments[0].peers):
                 segment = segments.pop(0)
-                if segment.role == "partial" and segment.unit is not None:
-                    stored.add((segment.unit, segment.work_tile))
-                moved = True
-        ended = [worker for worker in running if not worker[1]]
-        running = [worker for worker in running if worker[1]]
-        if not moved and not ended:
+                stored.add((segment.unit, segment.work_tile))
+        if before and before == sum(map(len, running)):
             return False
+        running = [segments for segments in running if segments]
     return True
 
 
