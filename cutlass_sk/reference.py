@@ -99,14 +99,11 @@ class _Execution:
         return partial.sums
 
     def _block(self, work_tile: int) -> tuple[slice, slice]:
-        """Rows and columns of a work tile, clipped to the matrix. A cluster's CTAs run in step, so their tiles make one block."""
-        kernel, plan = self.plan.kernel, self.plan
-        work_m, work_n = work_tile_coordinates(plan, work_tile)
+        """Rows and columns of a work tile: the tiles of a cluster, whose CTAs run in step. Slices end at the matrix's edge."""
+        kernel = self.plan.kernel
+        work_m, work_n = work_tile_coordinates(self.plan, work_tile)
         height, width = kernel.tile[0] * kernel.cluster[0], kernel.tile[1] * kernel.cluster[1]
-        return (
-            slice(work_m * height, min((work_m + 1) * height, plan.m)),
-            slice(work_n * width, min((work_n + 1) * width, plan.n)),
-        )
+        return slice(work_m * height, (work_m + 1) * height), slice(work_n * width, (work_n + 1) * width)
 
     def _mac_loop(self, rows: slice, columns: slice, k_begin: int, k_end: int) -> torch.Tensor:
         tile_k = self.plan.kernel.tile[2]
@@ -114,7 +111,7 @@ class _Execution:
         a, b = self.a[rows].to(dtype), self.b[:, columns].to(dtype)
         sums = torch.zeros(a.shape[0], b.shape[1], dtype=dtype)
         for k_tile in range(k_begin, k_end):
-            depth = slice(k_tile * tile_k, min((k_tile + 1) * tile_k, self.plan.k))
+            depth = slice(k_tile * tile_k, (k_tile + 1) * tile_k)
             sums.addmm_(a[:, depth], b[depth])
         return sums
 
