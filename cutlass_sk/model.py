@@ -7,7 +7,8 @@ The equation is that of the Stream-K paper's appendix (arXiv 2301.03598), for on
     peers         = ceil(iters_per_tile / iters_per_cta)
 
 a: launch, cold misses, storing the tile. b: writing partials. c: one MAC-loop iteration. d: reading and adding one peer's partials.
-All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs.
+All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs. Where a separate reduction adds the
+partials of a tile side by side (2.x kernels, many peers), a peer costs ``d_parallel`` instead of d.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .device import Device
-from .generator.spec import KernelSpec
+from .generator.spec import ELEMENT_BYTES, KernelSpec
 
 
 @dataclass(frozen=True)
@@ -27,28 +28,42 @@ class Constants:
     b: float
     c: float
     d: float
+    d_parallel: float
 
-    def time_us(self, iters_per_cta: int, peers: int) -> float:
+    def time_us(self, iters_per_cta: int, peers: int, *, parallel: bool = False) -> float:
         """Expected time of a launch whose busiest CTA runs ``iters_per_cta`` iterations and whose tiles have ``peers`` CTAs."""
-        return self.a + (self.b if peers > 1 else 0.0) + self.c * iters_per_cta + self.d * (peers - 1)
+        peer = self.d_parallel if parallel else self.d
+        return self.a + (self.b if peers > 1 else 0.0) + self.c * iters_per_cta + peer * (peers - 1)
 
 
-LAUNCH_US = 3.0
+# (element bytes, tile) -> constants of sm90a kernels. H200, 2026-11-30: from data-parallel and split-k times of 128x128x16384,
+# 128x128x8192 (fp64) and 1024x1024x1024, launches back to back in a graph.
+MEASURED_H200: dict[tuple[int, tuple[int, int, int]], Constants] = {
+    (2, (128, 128, 64)): Constants(a=5.6, b=1.5, c=0.281, d=0.68, d_parallel=0.68),
+    (2, (128, 256, 64)): Constants(a=6.5, b=2.0, c=0.566, d=1.2, d_parallel=1.2),
+    (8, (64, 64, 16)): Constants(a=4.6, b=1.8, c=0.32, d=0.5, d_parallel=0.05),
+}
+
+LAUNCH_US = 4.5
 MAIN_LOOP_EFFICIENCY = 0.8
 """Share of a GPU's data-sheet peak that a main loop reaches, where nothing was measured."""
-FIXUP_ITERS = {"3x": (2.0, 1.5), "2x": (9.0, 8.0)}
-"""b and d in iterations. 2.x: on an A100 these give the choices of the paper's Figure 8: g = 108, 64 and 8."""
+FIXUP_ITERS = {"3x": (5.0, 2.4, 2.4), "2x": (9.0, 8.0, 0.2)}
+"""b, d and d_parallel in iterations. 2.x: b and d give the choices of the paper's Figure 8 on an A100: g = 108, 64 and 8."""
 
 
 @lru_cache(maxsize=1024)
 def constants(spec: KernelSpec, device: Device) -> Constants:
-    """The constants of ``spec`` on ``device``, from the GPU's peak rate."""
+    """The constants of ``spec`` on ``device``: measured ones on an H200, else from the GPU's peak rate."""
     tile_m, tile_n, tile_k = spec.tile
+    if "h200" in device.name.lower() and spec.generation == "sm90a":
+        measured = MEASURED_H200.get((ELEMENT_BYTES[spec.dtype], spec.tile))
+        if measured is not None:
+            return measured
     peak_tflops = device.fp64_tflops if spec.dtype == "float64" else device.fp16_tflops
-    flop_per_us = peak_tflops * 1e6 * MAIN_LOOP_EFFICIENCY / (device.sms * spec.ctas_per_sm)
+    flop_per_us = peak_tflops * 1e6 * MAIN_LOOP_EFFICIENCY / device.sms
     c = 2 * tile_m * tile_n * tile_k / flop_per_us
-    b, d = FIXUP_ITERS[spec.api]
-    return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c)
+    b, d, d_parallel = FIXUP_ITERS[spec.api]
+    return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c, d_parallel=d_parallel * c)
 
 
 def grid_time_us(constants: Constants, tiles: int, iters_per_tile: int, g: int) -> float:

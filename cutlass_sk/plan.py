@@ -27,7 +27,7 @@ class Plan:
 
     tiles_m, tiles_n      output tiles, padded up to whole clusters
     iters_per_tile        MAC-loop iterations (k-tiles) of a tile
-    requested_grid        CTAs asked for (``sms=`` times CTAs per SM); ``grid`` is what is launched
+    requested_grid        CTAs asked for, one an SM (``sms=``); ``grid`` is what is launched
     peers                 the most units that meet in one tile
     waves                 tiles / grid slots
     efficiency            useful MAC iterations / (iterations of the busiest slot x slots), of this plan

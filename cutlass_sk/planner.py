@@ -13,8 +13,6 @@ from .plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Decomposition,
 from .schedule import count_peers
 
 INT_MAX = 2**31 - 1
-DEFAULT_SWIZZLE = 8
-"""Strip width, in work tiles, where the problem is wide enough for one to matter."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def measure(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int |
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= INT_MAX:
             raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = spec.tile, spec.cluster
-    requested = (sms or device.sms) * spec.ctas_per_sm
+    requested = sms or device.sms
     slots = max(1, requested // spec.cluster_size)
     work = Work(
         m, n, k, spec, device, slots, requested, -(-m // (tile_m * cluster_m)), -(-n // (tile_n * cluster_n)), -(-k // tile_k)
@@ -178,17 +176,15 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
     else:
         decomposition = "stream_k" if units else options.decomposition or "data_parallel"
 
-    reduction_ctas = 0
-    if not spec.persistent and units > 2 * shared:
-        # Many peers: CTAs of their own reduce a tile side by side instead of one finisher after the other.
-        reduction_ctas = shared * spec.accumulator_fragments
+    parallel = reduces_in_parallel(work, choice)
+    reduction_ctas = shared * spec.accumulator_fragments if parallel else 0
     # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
     workers = max(min(work.slots, units + whole), units)
     grid = workers * cluster if spec.persistent else units + whole + reduction_ctas
-    slots_of_partials = units * cluster * (2 if reduction_ctas else 1)
+    slots_of_partials = units * cluster * (2 if parallel else 1)
     flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * CONSUMER_WARPGROUPS
     order, swizzle = raster(work, options)
-    busiest = busiest_iters(work, choice)
+    busiest_slot = busiest_iters(work, choice) * work.slots
     return Plan(
         m=work.m,
         n=work.n,
@@ -207,7 +203,7 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
         splits=splits,
         peers=peers,
         waves=work.work_tiles / work.slots,
-        efficiency=work.work_tiles * work.iters_per_tile / (busiest * work.slots),
+        efficiency=work.work_tiles * work.iters_per_tile / busiest_slot,
         data_parallel_efficiency=work.work_tiles / (-(-work.work_tiles // work.slots) * work.slots),
         partials_bytes=slots_of_partials * spec.partial_bytes,
         barrier_bytes=flags * 4,
@@ -215,7 +211,7 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
         reduction_ctas=reduction_ctas,
         raster_order=order,
         raster_swizzle=swizzle,
-        predicted_time_us=predict_us(work, choice, busiest, peers),
+        predicted_time_us=predict_us(work, choice, peers),
     )
 
 
@@ -240,13 +236,19 @@ def busiest_iters(work: Work, choice: Choice) -> int:
     return max(load(0), load(rest)) if choice.units + whole > rest else load(0)
 
 
-def predict_us(work: Work, choice: Choice, busiest: int, peers: int) -> float:
+def reduces_in_parallel(work: Work, choice: Choice) -> bool:
+    """Whether CTAs of their own add the partials (2.x, many peers): a tile's fragments side by side, not one finisher after all."""
+    return not work.spec.persistent and choice.units > 2 * choice.shared
+
+
+def predict_us(work: Work, choice: Choice, peers: int) -> float:
     """The model's time for a decomposition, in microseconds."""
-    return model.constants(work.spec, work.device).time_us(busiest, peers)
+    constants = model.constants(work.spec, work.device)
+    return constants.time_us(busiest_iters(work, choice), peers, parallel=reduces_in_parallel(work, choice))
 
 
 def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
-    """The order in which tiles are visited: along the shorter side, in strips if both sides are long."""
+    """The order in which tiles are visited: along the shorter side."""
     if not work.spec.persistent:
         # ThreadblockSwizzleStreamK has one order, by shape.
         order: RasterOrder = "along_n" if work.work_tiles_m >= work.work_tiles_n else "along_m"
@@ -256,8 +258,7 @@ def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
             )
         return order, 1
     shorter: RasterOrder = "along_m" if work.work_tiles_m <= work.work_tiles_n else "along_n"
-    wide = min(work.work_tiles_m, work.work_tiles_n) >= 2 * DEFAULT_SWIZZLE
-    return options.raster_order or shorter, options.raster_swizzle or (DEFAULT_SWIZZLE if wide else 1)
+    return options.raster_order or shorter, options.raster_swizzle or 1
 
 
 def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
@@ -272,7 +273,7 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
         work = measure(m, n, k, spec, device, options.sms)
         for choice in candidates(work, options):
             peers = count_peers(choice.shared, work.iters_per_tile, choice.units, choice.splits) if choice.units else 1
-            time_us = predict_us(work, choice, busiest_iters(work, choice), peers)
+            time_us = predict_us(work, choice, peers)
             if best is None or time_us < best[0]:
                 best = (time_us, work, choice)
     if best is None:

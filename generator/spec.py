@@ -29,7 +29,6 @@ class KernelSpec:
     warps        (m, n) warps that share the tile (2.x only; 3.x kernels are two consumer warpgroups).
     stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (3.x only).
     layout_a/b   ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library).
-    ctas_per_sm  CTAs that fit on one SM of the GPU the kernel was tuned on; used for planning only, not part of the binary.
     """
 
     generation: Generation
@@ -43,7 +42,6 @@ class KernelSpec:
     stages: int = 0
     layout_a: Layout = "t"
     layout_b: Layout = "t"
-    ctas_per_sm: int = 1
 
     @property
     def name(self) -> str:

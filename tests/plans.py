@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cutlass_sk.generator.spec import KernelSpec
 from hypothesis import strategies as st
 
+from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.plan import RASTER_ORDERS, Decomposition, Plan, RasterOrder
 from cutlass_sk.schedule import count_peers
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cutlass_sk.generator.spec import KernelSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import AMPERE, HOPPER, any_plan, cluster_spec, make
 
 from cutlass_sk import reference
 from cutlass_sk.errors import PlanError
+from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.plan import Plan
 from cutlass_sk.reference import execute
 from cutlass_sk.schedule import Reduction, Segment
