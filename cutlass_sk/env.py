@@ -62,6 +62,12 @@ CACHE_DIR = Variable[Path | None](
 )
 NVCC = Variable[Path | None]("CUTLASS_SK_NVCC", _absolute_path, None, "Absolute path of the nvcc to use; default: searched for.")
 JOBS = Variable[int | None]("CUTLASS_SK_JOBS", _jobs, None, "How many kernels compile side by side; default: the number of CPUs.")
+PDL = Variable[bool](
+    "CUTLASS_SK_PDL",
+    _switch,
+    True,
+    "0 launches without programmatic dependent launch: each kernel starts after the one before it has ended.",
+)
 DEBUG = Variable[bool]("CUTLASS_SK_DEBUG", _switch, False, "1 prints the plan of each new problem to standard error.")
 
-VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (CACHE_DIR, NVCC, JOBS, DEBUG)
+VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (CACHE_DIR, NVCC, JOBS, PDL, DEBUG)

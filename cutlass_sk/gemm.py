@@ -195,6 +195,7 @@ class Gemm:
         launch = abi.LaunchStruct(
             struct_bytes=ctypes.sizeof(abi.LaunchStruct),
             device=device.index,
+            programmatic=env.PDL.get(),
             problem=problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c),
             plan=plan_struct(plan),
             a=ready.a.tensor.data_ptr(),

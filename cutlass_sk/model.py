@@ -7,8 +7,8 @@ The equation is that of the Stream-K paper's appendix (arXiv 2301.03598), for on
     peers         = ceil(iters_per_tile / iters_per_cta)
 
 a: launch, cold misses, storing the tile. b: writing partials. c: one MAC-loop iteration. d: reading and adding one peer's partials.
-All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs. Where a separate reduction adds the
-partials of a tile side by side (2.x kernels, many peers), a peer costs ``d_parallel`` instead of d.
+All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs; ``Constants`` has the equation's forms
+for kernels that add partials in other ways.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import lru_cache
 
 from .device import Device
 from .generator.spec import ELEMENT_BYTES, KernelSpec
+from .schedule import FIXUP_ARITY
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,21 @@ class Constants:
     d: float
     d_parallel: float
 
-    def time_us(self, iters_per_cta: int, peers: int, *, parallel: bool = False) -> float:
-        """Expected time of a launch whose busiest CTA runs ``iters_per_cta`` iterations and whose tiles have ``peers`` CTAs."""
-        peer = self.d_parallel if parallel else self.d
-        return self.a + (self.b if peers > 1 else 0.0) + self.c * iters_per_cta + peer * (peers - 1)
+    def time_us(self, iters_per_cta: int, peers: int) -> float:
+        """The paper's equation: the finisher adds the partials of its peers one after the other."""
+        return self.a + (self.b if peers > 1 else 0.0) + self.c * iters_per_cta + self.d * (peers - 1)
+
+    def tree_time_us(self, iters_per_cta: int, peers: int) -> float:
+        """Where peers add up as a tree of arity four (3.x): a level writes partials and adds up to three. Up to 4 peers: the same."""
+        levels, reach = 0, 1
+        while reach < peers:
+            levels, reach = levels + 1, reach * FIXUP_ARITY
+        adds = min(peers - 1, (FIXUP_ARITY - 1) * levels)
+        return self.a + self.b * levels + self.c * iters_per_cta + self.d * adds
+
+    def parallel_time_us(self, iters_per_cta: int, peers: int) -> float:
+        """Where CTAs of their own add the partials of a tile, its parts side by side."""
+        return self.a + self.b + self.c * iters_per_cta + self.d_parallel * (peers - 1)
 
 
 # (element bytes, tile) -> constants of sm90a kernels. H200, 2026-11-30: from data-parallel and split-k times of 128x128x16384,

@@ -13,6 +13,8 @@ from .plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Decomposition,
 from .schedule import count_peers
 
 INT_MAX = 2**31 - 1
+MAX_PEERS = 1 << 20
+"""The most units that may meet in a tile; far beyond what pays."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def candidates(work: Work, options: Options) -> Iterator[Choice]:
         raise PlanError(f"split_k of {tiles} tiles x {iters} iterations is beyond 32-bit arithmetic; use data_parallel")
     if decomposition in (None, "split_k") and work.max_shared == tiles:
         for splits in [options.splits] if options.splits else split_range(tiles, iters, slots, forced=decomposition is not None):
-            splits = min(splits, iters)
+            splits = min(splits, iters, MAX_PEERS)
             if tiles * splits > INT_MAX // 4:
                 raise PlanError(f"splits={splits} of {tiles} tiles make too many parts for one launch")
             yield Choice(tiles, tiles * splits, splits)
@@ -162,7 +164,7 @@ def stream_k(work: Work, options: Options) -> Iterator[Choice]:
         else:
             units = [slots]
         for count in units:
-            yield Choice(shared, min(count, shared * iters, INT_MAX // 4))
+            yield Choice(shared, min(count, shared * iters, MAX_PEERS))
 
 
 def build(work: Work, choice: Choice, options: Options) -> Plan:
@@ -243,8 +245,10 @@ def reduces_in_parallel(work: Work, choice: Choice) -> bool:
 
 def predict_us(work: Work, choice: Choice, peers: int) -> float:
     """The model's time for a decomposition, in microseconds."""
-    constants = model.constants(work.spec, work.device)
-    return constants.time_us(busiest_iters(work, choice), peers, parallel=reduces_in_parallel(work, choice))
+    constants, iters = model.constants(work.spec, work.device), busiest_iters(work, choice)
+    if work.spec.persistent:
+        return constants.tree_time_us(iters, peers)
+    return constants.parallel_time_us(iters, peers) if reduces_in_parallel(work, choice) else constants.time_us(iters, peers)
 
 
 def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:

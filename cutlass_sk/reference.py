@@ -64,12 +64,12 @@ class _Execution:
             self._store(rows, columns, sum(others, start=first), self._fragment_rows(step.fragment, first.shape[0]))
             return
         sums = self._mac_loop(rows, columns, step.k_begin, step.k_end)
-        if step.role == "partial":
-            self._share(step, sums)
-            return
         for peer in step.peers:
             sums += self._read(peer, step.work_tile)
-        self._store(rows, columns, sums)
+        if step.role == "partial":
+            self._share(step, sums)
+        else:
+            self._store(rows, columns, sums)
 
     def check_slots(self) -> None:
         reads = max(1, len(reductions(self.plan)) // max(1, self.plan.sk_tiles))

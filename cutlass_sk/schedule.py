@@ -6,9 +6,8 @@ Shared work tiles form one line of MAC-loop iterations, cut into shares, one for
 tile that its share leaves unfinished comes first, so its partial sums are ready early, and the tile that others began comes last,
 so it waits late. A unit waits only for lower-numbered units of its tile, which hold lower positions in the launch order.
 
-Positions are dealt to the workers round robin. While there are no more units than workers (always so for 2.x kernels), a worker
-waits only for lower workers, and CTAs dispatched in order cannot deadlock, however few are resident. With more units than workers
-a unit may wait for a worker above its own: then all workers have to become resident.
+Positions are dealt to the workers round robin. There are at least as many workers as units, so a worker waits only for lower
+workers, and CTAs dispatched in order cannot deadlock, however few are resident.
 """
 
 from __future__ import annotations
@@ -22,6 +21,9 @@ from .plan import Plan
 
 Role = Literal["whole", "partial", "finish"]
 
+FIXUP_ARITY = 4
+"""Partial sums that meet at one step of a fix-up: a unit's own and up to three others."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -29,7 +31,8 @@ class Segment:
 
     unit    the unit whose share it is; None in a data-parallel tile
     role    ``whole``: computes all of the tile and stores it. ``partial``: puts its sums in the unit's slot. ``finish``: computes
-            the last k-tile, adds the partial sums of ``peers`` in their order and stores the tile.
+            the last k-tile and stores the tile.
+    peers   units whose partial sums are added to this segment's own, in this order, before it stores or shares them
     """
 
     unit: int | None
@@ -183,13 +186,21 @@ def _unit_segments(plan: Plan, unit: int) -> Iterator[Segment]:
         work_tile = (end - 1) // iters_per_tile
         first = work_tile * iters_per_tile
         k_begin, k_end = max(begin - first, 0), end - first
-        role: Role
-        peers: tuple[int, ...] = ()
-        if k_end < iters_per_tile or plan.reduction_ctas > 0:
-            role = "partial"
-        elif k_begin == 0:
-            role = "whole"
-        else:
-            role, peers = "finish", tuple(range(_first_unit(plan, work_tile), unit))
-        yield Segment(unit, work_tile, k_begin, k_end, role, peers)
+        shares = k_end < iters_per_tile or plan.reduction_ctas > 0
+        role: Role = "partial" if shares else "whole" if k_begin == 0 else "finish"
+        yield Segment(unit, work_tile, k_begin, k_end, role, _peers(plan, unit, work_tile, role))
         end = first + k_begin
+
+
+def _peers(plan: Plan, unit: int, work_tile: int, role: Role) -> tuple[int, ...]:
+    """Whose sums a unit adds. 3.x: the units of a tile are a tree of arity four with the finisher at its root, so that the time
+    grows with the logarithm of their number. 2.x: the finisher has all the others added up."""
+    first, last = _first_unit(plan, work_tile), _last_unit(plan, work_tile)
+    if plan.kernel.api == "2x":
+        return tuple(range(first, unit)) if role == "finish" else ()
+    children: list[int] = []
+    stride = 1
+    while stride <= unit - first and (last - unit) % (FIXUP_ARITY * stride) == 0:
+        children.extend(unit - step * stride for step in range(1, FIXUP_ARITY) if step * stride <= unit - first)
+        stride *= FIXUP_ARITY
+    return tuple(children)

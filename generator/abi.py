@@ -91,6 +91,7 @@ class LaunchStruct(ctypes.Structure):
     _fields_ = (
         ("struct_bytes", c_int32),
         ("device", c_int32),
+        ("programmatic", c_int32),
         ("problem", ProblemStruct),
         ("plan", PlanStruct),
         ("a", c_void_p),

@@ -140,9 +140,9 @@ def test_partial_sums_are_kept_in_float32() -> None:
 
 
 def test_a_finisher_adds_its_peers_to_its_own_sums_in_order() -> None:
-    """Only (2**27 - 2**27) + 1 is 1: any other order loses the 1."""
+    """Only (2**27 - 2**27) + 1 is 1: any other order loses the 1. The nearest unit comes first."""
     plan = make(1, 1, 6, replace(HOPPER, dtype="bfloat16"), decomposition="split_k", splits=3)
-    a = torch.tensor([[-(2.0**27), 0, 1, 0, 2.0**27, 0]], dtype=torch.bfloat16)
+    a = torch.tensor([[1, 0, -(2.0**27), 0, 2.0**27, 0]], dtype=torch.bfloat16)
     c = poisoned(plan)
     execute(plan, a, torch.ones(6, 1, dtype=torch.bfloat16), c)
     assert c.item() == 1

@@ -82,7 +82,7 @@ def test_every_iteration_of_every_tile_is_run_exactly_once(plan: Plan) -> None:
 
 @everything
 @given(any_plan())
-def test_a_tile_is_stored_once_and_its_finisher_adds_every_other_unit_in_order_of_k(plan: Plan) -> None:
+def test_a_tile_is_stored_once_and_the_sums_of_every_other_unit_reach_its_finisher_once(plan: Plan) -> None:
     by_tile: dict[int, list[Segment]] = defaultdict(list)
     for segment in all_segments(plan):
         by_tile[segment.work_tile].append(segment)
@@ -90,7 +90,7 @@ def test_a_tile_is_stored_once_and_its_finisher_adds_every_other_unit_in_order_o
     for tile, segments in by_tile.items():
         segments.sort(key=lambda s: s.k_begin)
         *partials, last = segments
-        assert all(s.role == "partial" and s.peers == () for s in partials)
+        assert all(s.role == "partial" for s in partials)
         if tile >= shared_work_tiles(plan):
             assert last == Segment(None, tile, 0, plan.iters_per_tile, "whole", ())
             assert not partials
@@ -100,7 +100,9 @@ def test_a_tile_is_stored_once_and_its_finisher_adds_every_other_unit_in_order_o
             assert last.role == "partial"
         elif partials:
             assert (last.role, last.k_end) == ("finish", plan.iters_per_tile)
-            assert last.peers == tuple(s.unit for s in partials)
+            assert sorted(peer for s in segments for peer in s.peers) == [s.unit for s in partials]
+            assert all(peer < s.unit for s in segments for peer in s.peers if s.unit is not None)
+            assert plan.kernel.api == "3x" or last.peers == tuple(s.unit for s in partials)
         else:
             assert (last.role, last.peers) == ("whole", ())
 
@@ -241,9 +243,18 @@ def test_parts_of_a_split_tile_are_interleaved_with_other_tiles() -> None:
     """Two work tiles of 1x2 tiles, seven iterations each in three parts, on two workers."""
     plan = make(4, 16, 14, cluster_spec(1, 2), decomposition="split_k", workers=2, splits=3)
     assert schedule(plan) == [
-        [Segment(0, 0, 0, 3, "partial"), Segment(1, 0, 3, 5, "partial"), Segment(2, 0, 5, 7, "finish", (0, 1))],
-        [Segment(3, 1, 0, 3, "partial"), Segment(4, 1, 3, 5, "partial"), Segment(5, 1, 5, 7, "finish", (3, 4))],
+        [Segment(0, 0, 0, 3, "partial"), Segment(1, 0, 3, 5, "partial"), Segment(2, 0, 5, 7, "finish", (1, 0))],
+        [Segment(3, 1, 0, 3, "partial"), Segment(4, 1, 3, 5, "partial"), Segment(5, 1, 5, 7, "finish", (4, 3))],
     ]
+
+
+def test_many_peers_add_up_as_a_tree_of_arity_four() -> None:
+    plan = make(4, 4, 36, decomposition="split_k", workers=18, splits=18)
+    peers = {segment.unit: segment.peers for segments in schedule(plan) for segment in segments}
+    assert peers[17] == (16, 15, 14, 13, 9, 5, 1)
+    assert peers[13] == (12, 11, 10)
+    assert peers[1] == (0,)
+    assert [unit for unit in range(18) if peers[unit]] == [1, 5, 9, 13, 17]
 
 
 def test_more_splits_than_iterations_leave_units_without_work() -> None:

@@ -28,6 +28,7 @@ FLAGS = (
     "-O3",
     "-DNDEBUG",
     "--expt-relaxed-constexpr",
+    "-DCUTLASS_ENABLE_GDC_FOR_SM90=1",  # programmatic dependent launch
     "-w",
     "-shared",
     # Each kernel keeps its symbols to itself: two of them may share templates, and statics of unique linkage would be merged.

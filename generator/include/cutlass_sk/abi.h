@@ -57,6 +57,7 @@ struct CutlassSkQuery {
 struct CutlassSkLaunch {
   int32_t struct_bytes;
   int32_t device;
+  int32_t programmatic;  ///< 1: may start while the kernel before it on the stream ends (programmatic dependent launch)
   CutlassSkProblem problem;
   CutlassSkPlan plan;
   void const* a;

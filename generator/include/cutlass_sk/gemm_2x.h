@@ -2,12 +2,22 @@
 ///
 /// Its schedule comes from the plan: what the swizzle's constructor would decide is overwritten.
 #pragma once
-#include "cutlass/device_kernel.h"
 #include "cutlass/gemm/kernel/default_gemm_universal.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle_streamk.h"
 #include "cutlass_sk/shim.h"
 
 namespace cutlass_sk {
+
+/// Runs a 2.x kernel. On Hopper it lets the next grid start at once, and waits for the one before before it touches any memory.
+template <class Kernel>
+__global__ void kernel_2x(typename Kernel::Params params) {
+  extern __shared__ int shared_memory[];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  Kernel::invoke(params, *reinterpret_cast<typename Kernel::SharedStorage*>(shared_memory));
+}
 
 template <class Kernel>
 struct Gemm2x {
@@ -72,17 +82,24 @@ struct Gemm2x {
     params.barrier_workspace = request.barriers;
 
     if (cudaError_t error = cudaSetDevice(request.device)) return fail_cuda(result, error, "cudaSetDevice");
-    void const* const function = reinterpret_cast<void const*>(cutlass::Kernel2<Kernel>);
+    void const* const function = reinterpret_cast<void const*>(kernel_2x<Kernel>);
     if constexpr (kSharedMemoryBytes > (48 << 10)) {
       if (cudaError_t error = allow_shared_memory(function, kSharedMemoryBytes, request.device)) {
         return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
       }
     }
+    cudaLaunchAttribute programmatic{};
+    programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    programmatic.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = params.get_grid_dims();
+    config.blockDim = dim3(Kernel::kThreadCount);
+    config.dynamicSmemBytes = kSharedMemoryBytes;
+    config.stream = static_cast<cudaStream_t>(request.stream);
+    config.attrs = &programmatic;
+    config.numAttrs = request.programmatic != 0 ? 1 : 0;
     void* parameters[] = {&params};
-    if (cudaError_t error = cudaLaunchKernel(function, params.get_grid_dims(), dim3(Kernel::kThreadCount), parameters, kSharedMemoryBytes,
-                                             static_cast<cudaStream_t>(request.stream))) {
-      return fail_cuda(result, error, "cudaLaunchKernel");
-    }
+    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters)) return fail_cuda(result, error, "cudaLaunchKernelExC");
     return CUTLASS_SK_OK;
   }
 

@@ -74,16 +74,18 @@ struct Gemm3x {
     }
     typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
 
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {unsigned(kClusterM), unsigned(kClusterN), 1};
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {unsigned(kClusterM), unsigned(kClusterN), 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(plan.grid / kClusterN), unsigned(kClusterN), 1);
     config.blockDim = Kernel::get_block_shape();
     config.dynamicSmemBytes = Kernel::SharedStorageSize;
     config.stream = static_cast<cudaStream_t>(request.stream);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = request.programmatic != 0 ? 2 : 1;
     void* parameters[] = {&params};
     if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters)) return fail_cuda(result, error, "cudaLaunchKernelExC");
     return CUTLASS_SK_OK;

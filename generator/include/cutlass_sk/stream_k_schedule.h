@@ -5,8 +5,9 @@
 /// computed whole. Positions 0 .. sk_units - 1 are the shares, the positions after them the data-parallel work tiles; worker x
 /// (a cluster) takes positions x, x + workers, x + 2 workers, ...
 ///
-/// A share is walked backwards. Only the piece of a tile that holds the tile's last iteration finishes the tile; it waits for units
-/// of lower position alone. There is a worker for every unit, and hardware starts CTAs in order, so the lowest unfinished unit never
+/// A share is walked backwards. The piece of a tile that holds the tile's last iteration finishes the tile. The units that meet in a
+/// tile add up their partial sums as a tree of arity four with the finisher at its root, in a fixed order, so that the time grows with
+/// the logarithm of their number. Every edge leads to a lower unit: a unit waits for lower ones alone. There is a worker for every unit, and hardware starts CTAs in order, so the lowest unfinished unit never
 /// waits for one that has not started: no set of concurrent kernels can deadlock the wait.
 #pragma once
 #include <stdint.h>
@@ -77,7 +78,8 @@ struct StreamKSchedule {
     if (sk_tiles < 0 || sk_tiles > work_tiles_m * work_tiles_n || (sk_tiles == 0) != (units == 0)) return false;
     if (iters > limit || sk_tiles * iters > limit || units < 0 || units > sk_tiles * iters) return false;
     if (units > workers || (splits > 1 && (splits > iters || units != sk_tiles * splits))) return false;
-    return workers + units + work_tiles_m * work_tiles_n <= limit;
+    int64_t const peers = splits > 1 ? splits : units > 0 ? iters / (sk_tiles * iters / units) + 2 : 1;
+    return peers <= kMaxPeers && workers + units + work_tiles_m * work_tiles_n <= limit;
   }
 
   /// The first segment of the work at `position`; invalid past the end.
@@ -118,21 +120,27 @@ struct StreamKSchedule {
     return take(segment);
   }
 
+  /// Children of a tree node: three a level, so that n / 3 is the level of the n-th.
+  static constexpr int32_t kMaxChildren = 30;
+  static constexpr int32_t kMaxPeers = 1 << 20;
+
   CUTLASS_SK_HOST_DEVICE bool is_finisher(Segment const& segment) const { return segment.k_end == iters_per_tile; }
   CUTLASS_SK_HOST_DEVICE bool needs_fixup(Segment const& segment) const { return segment.k_end - segment.k_begin != iters_per_tile; }
 
-  /// The lowest unit that works on a shared tile; a finisher's peers are the units from this one up to its own.
+  /// The unit whose partial sums the unit of a shared tile's `segment` adds as its n-th; -1 if it has no n-th. A unit without any
+  /// is a leaf: it stores its own sums at once.
+  CUTLASS_SK_HOST_DEVICE int32_t child(Segment const& segment, int32_t n) const {
+    int32_t const first = first_unit(segment.work_tile), last = last_unit(segment.work_tile);
+    int32_t const node = last - segment.unit;  // 0 is the finisher, at the root
+    int32_t const stride = int32_t(1) << (2 * (n / 3));
+    int32_t const offset = stride * (n % 3 + 1);
+    return n < kMaxChildren && (node & (4 * stride - 1)) == 0 && offset <= segment.unit - first ? segment.unit - offset : -1;
+  }
   CUTLASS_SK_HOST_DEVICE int32_t first_unit(int32_t work_tile) const {
-    if (splits > 1) return work_tile * splits;
-    int32_t const iter = work_tile * iters_per_tile;
-    int32_t const long_iters = long_shares * (share_iters + 1);
-    int unit, rest;
-    if (iter < long_iters) {
-      by_long_share(unit, rest, iter);
-      return unit;
-    }
-    by_share(unit, rest, iter - long_iters);
-    return long_shares + unit;
+    return splits > 1 ? work_tile * splits : unit_of(work_tile * iters_per_tile);
+  }
+  CUTLASS_SK_HOST_DEVICE int32_t last_unit(int32_t work_tile) const {
+    return splits > 1 ? work_tile * splits + splits - 1 : unit_of(work_tile * iters_per_tile + iters_per_tile - 1);
   }
 
   /// Raster order: strips `raster_swizzle` work tiles wide, visited row by row. The last strip is as narrow as it needs to be.
@@ -152,6 +160,18 @@ struct StreamKSchedule {
 
  private:
   CUTLASS_SK_HOST_DEVICE static int32_t min_of(int32_t x, int32_t y) { return x < y ? x : y; }
+
+  /// The unit that owns an iteration of the line (splits == 1).
+  CUTLASS_SK_HOST_DEVICE int32_t unit_of(int32_t iter) const {
+    int32_t const long_iters = long_shares * (share_iters + 1);
+    int unit, rest;
+    if (iter < long_iters) {
+      by_long_share(unit, rest, iter);
+      return unit;
+    }
+    by_share(unit, rest, iter - long_iters);
+    return long_shares + unit;
+  }
 
   /// Cuts the next piece off the end of a share: at most the part of `work_tile` that ends at `k_end`.
   CUTLASS_SK_HOST_DEVICE Segment take(Segment segment) const {

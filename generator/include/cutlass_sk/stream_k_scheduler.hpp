@@ -1,9 +1,11 @@
 /// A CUTLASS 3.x tile scheduler that executes a plan made elsewhere: nothing is decided on the device, or twice.
 ///
 /// Against CUTLASS's own Stream-K scheduler: 32-bit arithmetic throughout; every schedule that StreamKSchedule can express; one
-/// partial slot and one flag for each unit, in a region of its own, so that flags reset themselves and no memset is needed.
+/// partial slot and one flag for each unit, flags in a region of their own and reset by whoever read them, so that no memset is
+/// needed; partials added as a tree; an early trigger for programmatic dependent launch.
 #pragma once
 #include "cutlass/arch/barrier.h"
+#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/fast_math.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass_sk/stream_k_schedule.h"
@@ -66,7 +68,9 @@ class StreamKTileScheduler {
     return 0;
   }
 
-  CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) {}
+  /// Every thread constructs its scheduler right after the kernel's prologue: the place to let the next grid start its own. All that
+  /// this grid reads or writes comes after the load warps' wait for the grid before it.
+  CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) { cutlass::arch::launch_dependent_grids(); }
 
   CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) const { return located(schedule().begin(int32_t(worker()))); }
 
@@ -90,43 +94,32 @@ class StreamKTileScheduler {
   }
   CUTLASS_HOST_DEVICE static uint32_t get_work_k_tile_start(WorkTileInfo const& work) { return uint32_t(work.segment.k_begin); }
 
-  /// Called by every consumer thread with its accumulators: a partial segment stores them, a finisher adds its peers' to its own.
-  /// Warpgroups work apart: each has its part of the slot and its own flag.
+  /// Called by every consumer thread with its accumulators: adds the partial sums of the unit's children, then, unless the unit
+  /// finishes the tile, stores the sums for its parent. Warpgroups work apart: each has its part of the slot and its own flag.
   template <class Accumulators>
   CUTLASS_DEVICE static void fixup(Params const& params, WorkTileInfo const& work, Accumulators& accumulators, uint32_t warpgroups,
                                    uint32_t warpgroup) {
     Segment const& segment = work.segment;
-    if (!params.schedule.needs_fixup(segment)) return;
+    Schedule const& schedule = params.schedule;
+    if (!schedule.needs_fixup(segment)) return;
 
     constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
     constexpr int kVectors = int(cute::size(Accumulators{})) / 4;
     static_assert(sizeof(typename Accumulators::value_type) == 4 && cute::size(Accumulators{}) % 4 == 0);
     uint32_t const thread = threadIdx.x % kThreads;
+    uint32_t const lane = threadIdx.x % cutlass::NumThreadsPerWarp;
     uint32_t const rank = cute::block_rank_in_cluster();
     auto const slot = [&](int32_t unit) {
       size_t const tile = size_t(unit) * kClusterSize + rank;
       return static_cast<float4*>(params.partials) + (tile * warpgroups + warpgroup) * (kVectors * kThreads) + thread;
     };
     auto const flag = [&](int32_t unit) { return params.barriers + (uint32_t(unit) * kClusterSize + rank) * warpgroups + warpgroup; };
-    float* const sums = reinterpret_cast<float*>(accumulators.data());
     auto const synchronise = [&] {
       using cutlass::arch::ReservedNamedBarriers;
       auto const barrier = ReservedNamedBarriers(uint32_t(ReservedNamedBarriers::StreamkBarrier0) + warpgroup);
       cutlass::arch::NamedBarrier::sync(kThreads, barrier);
     };
-
-    if (!params.schedule.is_finisher(segment)) {
-      float4* const partial = slot(segment.unit);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        __stcg(partial + i * kThreads, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-      }
-      __threadfence();
-      synchronise();
-      if (thread == 0) release(flag(segment.unit));
-      return;
-    }
-
+    float* const sums = reinterpret_cast<float*>(accumulators.data());
     auto const add = [&](int32_t unit) {
       float4 const* const partial = slot(unit);
       CUTLASS_PRAGMA_UNROLL
@@ -138,33 +131,38 @@ class StreamKTileScheduler {
         sums[4 * i + 3] += v.w;
       }
     };
-    int32_t const first = params.schedule.first_unit(segment.work_tile);
-    uint32_t const lane = threadIdx.x % cutlass::NumThreadsPerWarp;
-    if (params.nondeterministic) {
-      // Each warp watches 32 peers at a time and adds whichever has arrived.
-      for (int32_t base = first; base < segment.unit; base += cutlass::NumThreadsPerWarp) {
-        bool pending = base + int32_t(lane) < segment.unit;
-        while (__any_sync(0xffffffffu, pending)) {
-          bool const arrived = pending && acquire(flag(base + lane)) != 0;
-          uint32_t ready = __ballot_sync(0xffffffffu, arrived);
-          pending = pending && !arrived;
-          __syncwarp();
-          for (; ready != 0; ready &= ready - 1) add(base + __ffs(int(ready)) - 1);
+
+    // Lane n looks after the n-th child; every warp of the warpgroup does the same.
+    int32_t const child = schedule.child(segment, int32_t(lane));
+    uint32_t pending = __ballot_sync(0xffffffffu, child >= 0);
+    bool const has_children = pending != 0;
+    while (pending != 0) {
+      uint32_t ready = pending & (~pending + 1);  // in order: the lowest one left, waited for
+      if (params.nondeterministic) {
+        ready = __ballot_sync(0xffffffffu, (pending >> lane & 1) != 0 && acquire(flag(child)) != 0);
+      } else if (lane == uint32_t(__ffs(int(ready)) - 1)) {
+        while (acquire(flag(child)) == 0) {
         }
       }
-    } else {
-      for (int32_t unit = first; unit < segment.unit; ++unit) {
-        if (lane == 0) {
-          while (acquire(flag(unit)) == 0) {
-          }
-        }
-        __syncwarp();
-        add(unit);
-      }
+      __syncwarp();
+      pending &= ~ready;
+      for (; ready != 0; ready &= ready - 1) add(__shfl_sync(0xffffffffu, child, __ffs(int(ready)) - 1));
     }
-    // No warp may still be polling when the flags go back to zero for the next launch.
-    synchronise();
-    for (int32_t unit = first + int32_t(thread); unit < segment.unit; unit += kThreads) clear(flag(unit));
+    if (has_children) {
+      // No warp may still be polling when the flags go back to zero for the next launch.
+      synchronise();
+      if (thread == lane && child >= 0) clear(flag(child));
+    }
+    if (!schedule.is_finisher(segment)) {
+      float4* const partial = slot(segment.unit);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kVectors; ++i) {
+        __stcg(partial + i * kThreads, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+      }
+      __threadfence();
+      synchronise();
+      if (thread == 0) release(flag(segment.unit));
+    }
   }
 
  private:
