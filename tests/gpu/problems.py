@@ -1,0 +1,70 @@
+"""Kernels, inputs and checks that the GPU tests share."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from cutlass_sk import Gemm, KernelSpec, Plan
+from cutlass_sk.dtypes import torch_dtype
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
+
+# The first kernel of each dtype and generation in every layout, the others in one.
+KERNELS: tuple[KernelSpec, ...] = tuple(
+    family.with_layouts(*layouts)
+    for generation in GENERATIONS
+    for dtype, out_dtype in DTYPES
+    for index, family in enumerate(families(dtype, out_dtype, generation))
+    for layouts in (LAYOUTS if index == 0 else (("t", "n"),))
+)
+
+
+def gemm_of(spec: KernelSpec) -> Gemm:
+    """A Gemm that uses only this kernel."""
+    return Gemm(spec.dtype, out_dtype=spec.out_dtype, generation=spec.generation, tile=spec.tile, cluster=spec.cluster)
+
+
+def operands(spec: KernelSpec, m: int, n: int, k: int, *, exact: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """a (m, k) and b (k, n) in the kernel's layouts; values in {-1, 0, 1}, or normal ones."""
+    dtype = torch_dtype(spec.dtype)
+
+    def matrix(rows: int, columns: int, layout: str) -> torch.Tensor:
+        shape = (rows, columns) if layout == "t" else (columns, rows)
+        if exact:
+            x = torch.randint(-1, 2, shape, device="cuda", dtype=torch.int8).to(dtype)
+        else:
+            x = torch.randn(shape, device="cuda", dtype=dtype)
+        return x if layout == "t" else x.t()
+
+    return matrix(m, k, spec.layout_a), matrix(k, n, spec.layout_b)
+
+
+def poisoned(spec: KernelSpec, m: int, n: int) -> torch.Tensor:
+    return torch.full((m, n), float("nan"), device="cuda", dtype=torch_dtype(spec.out_dtype))
+
+
+def plans(gemm: Gemm, m: int, n: int, k: int) -> list[Plan]:
+    """Every kind of schedule: grids from one SM to all, splits, hybrids, basic Stream-K, both reductions."""
+    every = [gemm.plan(m, n, k), gemm.plan(m, n, k, decomposition="data_parallel")]
+    every += [gemm.plan(m, n, k, splits=splits) for splits in (1, 2, 3, 5, 8, 16, 33)]
+    every += [gemm.plan(m, n, k, decomposition="stream_k", sms=sms) for sms in range(1, 133)]
+    every += [gemm.plan(m, n, k, decomposition="stream_k", sk_tiles=10**6, sk_units=units) for units in (1, 7, 31, 64, 132, 200)]
+    every += [gemm.plan(m, n, k, decomposition="stream_k", sms=50, sk_tiles=tiles) for tiles in (1, 5, 12)]
+    every += [gemm.plan(m, n, k, decomposition="data_parallel", sms=sms) for sms in (1, 2, 17, 131)]
+    every += [gemm.plan(m, n, k, splits=splits, reduction_mode="nondeterministic") for splits in (4, 16)]
+    every += [gemm.plan(m, n, k, decomposition="stream_k", sms=sms, reduction_mode="nondeterministic") for sms in (33, 132)]
+    if gemm.spec.persistent:
+        every += [
+            gemm.plan(m, n, k, raster_order=order, raster_swizzle=w) for order in ("along_m", "along_n") for w in (1, 2, 3, 8, 100)
+        ]
+    return every
+
+
+def log_uniform_shapes(count: int, low: int, high: int, seed: int) -> list[tuple[int, int, int]]:
+    generator = random.Random(seed)
+
+    def size() -> int:
+        return round(low * (high / low) ** generator.random())
+
+    return [(size(), size(), size()) for _ in range(count)]

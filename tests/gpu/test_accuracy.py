@@ -1,0 +1,84 @@
+"""Random inputs against the exact product, element for element, with cuBLAS as the yardstick."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import KERNELS, gemm_of, log_uniform_shapes, operands, poisoned
+
+from cutlass_sk import Gemm, KernelSpec
+from cutlass_sk.ensemble.accuracy import max_error, reference, rounding
+
+FIRST = [spec for spec in KERNELS if (spec.layout_a, spec.layout_b) == ("t", "t")]
+SHAPES = log_uniform_shapes(200, 1, 8192, seed=2301)
+
+
+def cublas(a: torch.Tensor, b: torch.Tensor, out: torch.dtype) -> torch.Tensor:
+    return torch.mm(a, b) if a.dtype == out else torch.mm(a, b, out_dtype=out)
+
+
+@pytest.fixture(autouse=True)
+def sums_in_float32() -> None:
+    """torch lets cuBLAS add split-k partials in 16 bits unless told otherwise; ours never do, nor may the yardstick."""
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def judge(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, what: str) -> None:
+    exact = reference(a, b)
+    error, bound = max_error(c, exact), 2 * max_error(cublas(a, b, c.dtype), exact) + 2 * rounding(exact, c.dtype)
+    assert error <= bound, f"largest element error {error:.3e} exceeds {bound:.3e}: {what}"
+
+
+@pytest.mark.parametrize("spec", FIRST, ids=str)
+@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.timeout(300, method="thread", func_only=True)
+def test_200_log_uniform_shapes(spec: KernelSpec, chunk: int) -> None:
+    gemm = Gemm(spec.dtype, out_dtype=spec.out_dtype, generation=spec.generation, tile=spec.tile, cluster=spec.cluster)
+    for m, n, k in SHAPES[chunk::4]:
+        a, b = operands(spec, m, n, k)
+        plan = gemm.plan(m, n, k)
+        judge(gemm.run(a, b, poisoned(spec, m, n), plan=plan), a, b, f"m={m} n={n} k={k} {plan}")
+
+
+@pytest.mark.parametrize("spec", FIRST, ids=str)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (-0.5, 0.0), (2.0, -1.5), (0.0, 2.0), (1.0, float("nan"))])
+def test_alpha_and_beta(spec: KernelSpec, alpha: float, beta: float) -> None:
+    m, n, k = 520, 392, 1000
+    gemm = gemm_of(spec)
+    a, b = operands(spec, m, n, k)
+    old = torch.randn(m, n, device="cuda", dtype=gemm.out_dtype)
+    exact = alpha * reference(a, b) + beta * old.double()
+    for options in ({}, {"decomposition": "stream_k"}, {"splits": 5}):
+        c = gemm.run(a, b, old.clone(), alpha=alpha, beta=beta, plan=gemm.plan(m, n, k, **options))
+        if beta != beta:
+            assert bool(c.isnan().all())
+            continue
+        scale = max(1.0, float(exact.abs().max()))
+        tolerance = scale * (torch.finfo(gemm.out_dtype).eps + (1e-13 if spec.dtype == "float64" else 1e-6) * k**0.5)
+        assert max_error(c, exact) <= tolerance
+
+
+@pytest.mark.parametrize("spec", FIRST, ids=str)
+def test_1000_repeats_are_bit_equal(spec: KernelSpec) -> None:
+    m, n, k = 1096, 584, 4104
+    gemm = gemm_of(spec)
+    a, b = operands(spec, m, n, k)
+    for plan in (gemm.plan(m, n, k, decomposition="stream_k"), gemm.plan(m, n, k, splits=16)):
+        first = gemm.run(a, b, poisoned(spec, m, n), plan=plan)
+        c, differing = torch.empty_like(first), torch.zeros((), device="cuda", dtype=torch.int64)
+        for _ in range(500):
+            c.fill_(float("nan"))
+            differing += (gemm.run(a, b, c, plan=plan) != first).sum()
+        assert int(differing) == 0
+
+
+def test_nan_and_infinity_travel_as_ieee_says() -> None:
+    gemm = Gemm("float16")
+    a, b = torch.randn(200, 136, device="cuda").half(), torch.randn(136, 264, device="cuda").half()
+    a[3, 5], b[7, 11] = float("nan"), float("inf")
+    expected = a.double() @ b.double()
+    for options in ({}, {"splits": 3}):
+        c = gemm.run(a, b, plan=gemm.plan(200, 264, 136, **options))
+        assert torch.equal(c.isnan(), expected.isnan())
+        assert torch.equal(c.isinf(), expected.isinf())

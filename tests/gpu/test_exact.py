@@ -1,0 +1,72 @@
+"""Inputs in {-1, 0, 1}: float32 sums are exact, so every schedule must give the same bits, and the right ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import KERNELS, gemm_of, operands, plans, poisoned
+
+from cutlass_sk import KernelSpec
+from cutlass_sk.device import real
+from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
+
+# Ragged in every dimension for most tiles; 45 tiles of 128x128, 20 k-tiles of 64.
+SHAPE = (1096, 584, 1240)
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=str)
+def test_every_schedule_gives_the_exact_product(spec: KernelSpec) -> None:
+    m, n, k = SHAPE
+    gemm = gemm_of(spec)
+    a, b = operands(spec, m, n, k, exact=True)
+    exact = (a.double() @ b.double()).to(gemm.out_dtype)
+    for plan in plans(gemm, m, n, k):
+        c = gemm.run(a, b, poisoned(spec, m, n), plan=plan)
+        wrong = int((c != exact).sum())
+        assert wrong == 0, f"{wrong} of {c.numel()} elements are wrong under {plan}"
+
+
+@pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.layout_a == "t" and spec.layout_b == "n"], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 8, 8), (8, 8, 16), (128, 128, 64), (136, 72, 9000), (8, 2048, 40), (2048, 8, 520), (1, 1024, 4096), (2600, 2600, 64)],
+    ids=str,
+)
+def test_small_and_lopsided_problems(spec: KernelSpec, shape: tuple[int, int, int]) -> None:
+    gemm = gemm_of(spec)
+    a, b = operands(spec, *shape, exact=True)
+    exact = (a.double() @ b.double()).to(gemm.out_dtype)
+    for options in ({}, {"decomposition": "stream_k"}, {"splits": 7}, {"splits": 64}, {"decomposition": "data_parallel"}):
+        plan = gemm.plan(*shape, **options)
+        c = gemm.run(a, b, poisoned(spec, shape[0], shape[1]), plan=plan)
+        assert torch.equal(c, exact), f"wrong under {plan}"
+
+
+@pytest.mark.parametrize("spec", KERNELS[:1] + KERNELS[-1:], ids=str)
+def test_what_a_plan_says_is_what_the_kernel_answers_and_launches(spec: KernelSpec) -> None:
+    m, n, k = SHAPE
+    gemm, device = gemm_of(spec), real(0)
+    kernel = load_kernel(spec, device.architecture(spec))
+    a, b = operands(spec, m, n, k)
+    for plan in plans(gemm, m, n, k):
+        query = kernel.query(problem_struct(m, n, k, k, n, n), plan_struct(plan))
+        assert (query.grid, query.sk_tiles, query.sk_units) == (plan.grid, plan.sk_tiles, plan.sk_units)
+        assert (query.partials_bytes, query.barrier_bytes) == (plan.partials_bytes, plan.barrier_bytes)
+    plan = gemm.plan(m, n, k, decomposition="stream_k", sms=66)
+    gemm.run(a, b, plan=plan)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        gemm.run(a, b, plan=plan)
+        torch.cuda.synchronize()
+    grids = [event.get("args", {}).get("grid") for event in _trace(profile) if event.get("cat") == "kernel"]
+    assert [x * y * z for x, y, z in grids] == [plan.grid]
+
+
+def _trace(profile: torch.profiler.profile) -> list[dict[str, object]]:
+    import json
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        return json.loads(path.read_text())["traceEvents"]
