@@ -292,7 +292,7 @@ def _as_stream(stream: Any, device: torch.device) -> torch.cuda.Stream:
             raise OperandError(f"stream belongs to {stream.device}, the operands lie on {device}")
         return stream
     if isinstance(stream, int) and not isinstance(stream, bool):
-        return torch.cuda.ExternalStream(stream, device=device)  # type: ignore[no-untyped-call]
+        return torch.cuda.ExternalStream(stream, device=device)
     raise OperandError(f"stream is a {type(stream).__name__}; pass a torch.cuda.Stream or a cudaStream_t as an integer")
 
 

@@ -36,7 +36,7 @@ class Constants:
         return self.a + (self.b if peers > 1 else 0.0) + self.c * iters_per_cta + self.d * (peers - 1)
 
     def tree_time_us(self, iters_per_cta: int, peers: int) -> float:
-        """Where peers add up as a tree of arity four (3.x): a level writes partials and adds up to three. Up to 4 peers: the same."""
+        """Where peers add up as a tree of arity four (3.x): a level writes partials and adds up to three of them."""
         levels, reach = 0, 1
         while reach < peers:
             levels, reach = levels + 1, reach * FIXUP_ARITY
@@ -48,12 +48,14 @@ class Constants:
         return self.a + self.b + self.c * iters_per_cta + self.d_parallel * (peers - 1)
 
 
-# (element bytes, tile) -> constants of sm90a kernels. H200, 2026-11-30: from data-parallel and split-k times of 128x128x16384,
-# 128x128x8192 (fp64) and 1024x1024x1024, launches back to back in a graph.
-MEASURED_H200: dict[tuple[int, tuple[int, int, int]], Constants] = {
-    (2, (128, 128, 64)): Constants(a=5.6, b=1.5, c=0.281, d=0.68, d_parallel=0.68),
-    (2, (128, 256, 64)): Constants(a=6.5, b=2.0, c=0.566, d=1.2, d_parallel=1.2),
-    (8, (64, 64, 16)): Constants(a=4.6, b=1.8, c=0.32, d=0.5, d_parallel=0.05),
+# (generation, element bytes, tile) -> constants on an H200, 2026-11-30, launches back to back in a graph: a, c from data-parallel
+# times of 128x128x16384 (fp64: x8192) and 1024^3, b and d from split-k times of the former, 2 to 64 splits.
+MEASURED_H200: dict[tuple[str, int, tuple[int, int, int]], Constants] = {
+    ("sm90a", 2, (128, 128, 64)): Constants(a=4.0, b=2.2, c=0.285, d=0.8, d_parallel=0.8),
+    ("sm90a", 2, (128, 256, 64)): Constants(a=5.0, b=2.55, c=0.566, d=1.15, d_parallel=1.15),
+    ("sm90a", 8, (64, 64, 16)): Constants(a=4.6, b=0.9, c=0.32, d=1.3, d_parallel=0.17),
+    ("sm80", 2, (128, 128, 32)): Constants(a=4.5, b=1.5, c=0.315, d=1.0, d_parallel=0.2),
+    ("sm80", 8, (64, 64, 16)): Constants(a=4.6, b=1.0, c=0.565, d=1.3, d_parallel=0.17),
 }
 
 LAUNCH_US = 4.5
@@ -67,8 +69,8 @@ FIXUP_ITERS = {"3x": (5.0, 2.4, 2.4), "2x": (9.0, 8.0, 0.2)}
 def constants(spec: KernelSpec, device: Device) -> Constants:
     """The constants of ``spec`` on ``device``: measured ones on an H200, else from the GPU's peak rate."""
     tile_m, tile_n, tile_k = spec.tile
-    if "h200" in device.name.lower() and spec.generation == "sm90a":
-        measured = MEASURED_H200.get((ELEMENT_BYTES[spec.dtype], spec.tile))
+    if "h200" in device.name.lower():
+        measured = MEASURED_H200.get((spec.generation, ELEMENT_BYTES[spec.dtype], spec.tile))
         if measured is not None:
             return measured
     peak_tflops = device.fp64_tflops if spec.dtype == "float64" else device.fp16_tflops

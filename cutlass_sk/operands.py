@@ -120,10 +120,11 @@ def as_matrix(tensor: torch.Tensor, alignment: int) -> Matrix | None:
     """
     if tensor.is_neg() or tensor.data_ptr() % (alignment * tensor.element_size()):
         return None
-    leading = _leading(*tensor.shape, *tensor.stride(), alignment)
+    (rows, columns), (row_stride, column_stride) = tensor.shape, tensor.stride()
+    leading = _leading(rows, columns, row_stride, column_stride, alignment)
     if leading:
         return Matrix(tensor, "t", leading)
-    leading = _leading(*reversed(tensor.shape), *reversed(tensor.stride()), alignment)
+    leading = _leading(columns, rows, column_stride, row_stride, alignment)
     return Matrix(tensor, "n", leading) if leading else None
 
 
@@ -140,7 +141,8 @@ def is_column_major(tensor: torch.Tensor) -> bool:
 
 def leading_dimension(tensor: torch.Tensor, alignment: int) -> int:
     """The leading dimension of an aligned row-major tensor, in elements."""
-    return _leading(*tensor.shape, *tensor.stride(), alignment)
+    (rows, columns), (row_stride, column_stride) = tensor.shape, tensor.stride()
+    return _leading(rows, columns, row_stride, column_stride, alignment)
 
 
 def _leading(rows: int, columns: int, row_stride: int, column_stride: int, alignment: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import gcd
 from typing import Literal
 
@@ -125,10 +126,18 @@ def count_peers(sk_work_tiles: int, iters_per_tile: int, sk_units: int, splits: 
     if remainder == 0:
         # Tiles begin at every multiple of the gcd within some share; the one that begins nearest to a share's end meets the most.
         return (quotient - gcd(quotient, iters_per_tile) + iters_per_tile - 1) // quotient + 1
+    if quotient >= iters_per_tile:
+        # Two units at most, and two wherever a share begins inside a tile: the first of the long or of the short shares tells.
+        begins = ((quotient + 1) * min(unit, remainder) + quotient * max(0, unit - remainder) for unit in (1, remainder + 1))
+        return 2 if units > 1 and any(begin < line and begin % iters_per_tile for begin in begins) else 1
     # At best a tile has one iteration of its first unit, one of its last, and whole shares between them.
     bound = 2 + (iters_per_tile - 2) // quotient
+    # Where tiles begin within a share repeats after as many tiles as the share has iterations: long shares first, then short ones.
+    short_tiles = remainder * (quotient + 1) // iters_per_tile
+    starts = (range(min(short_tiles, quotient + 2)), range(short_tiles, min(sk_work_tiles, short_tiles + quotient + 2)))
     most = 1
-    for first in range(0, line, iters_per_tile):
+    for tile in chain(*starts):
+        first = tile * iters_per_tile
         most = max(most, _owner(first + iters_per_tile - 1, line, units) - _owner(first, line, units) + 1)
         if most == bound:
             break

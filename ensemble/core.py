@@ -1,7 +1,7 @@
 """Stream-K, the same tile data-parallel and cuBLAS on 30 shapes: ``python -m cutlass_sk.ensemble.core -o FILE``
 
-For each dtype and generation one kernel, the first of its set, runs with the planner's plan and with a forced data-parallel one. All
-three contenders are checked against the exact product before they are timed.
+For each dtype and generation one kernel, the first of its set, runs with the planner's plan and with a data-parallel one. All three
+contenders are checked against the exact product before they are timed.
 """
 
 from __future__ import annotations

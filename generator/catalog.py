@@ -25,6 +25,11 @@ SM90_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int]], ...] = (
     ((128, 256, 64), (1, 1)),
 )
 
+FLOAT32_PROMOTION = 128
+"""Elements of k between promotions in kernels that give float32; what it buys and costs is in results/NOTES.md."""
+PROMOTED_TILE = 128 * 128
+"""The largest tile whose sums fit in registers twice."""
+
 
 def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[KernelSpec, ...]:
     """The kernels of one dtype and generation, given for row-major operands; the first is the default. Empty if there is none."""
@@ -32,6 +37,12 @@ def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[Kernel
         return ()
     if dtype == "float64":
         return _fp64(generation)
+    if generation == "sm90a" and out_dtype == "float32":
+        return tuple(
+            KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster, promotion=FLOAT32_PROMOTION)
+            for tile, cluster in SM90_TILES
+            if tile[0] * tile[1] <= PROMOTED_TILE
+        )
     if generation == "sm90a":
         return tuple(KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster) for tile, cluster in SM90_TILES)
     # The kernel of the Stream-K paper: 128x128x32, four warps of 64x64.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STOCK_SCHEDULER = "cutlass::gemm::StreamKScheduler"
 PLANNED_SCHEDULER = "cutlass_sk::PlannedStreamK"
+WGMMA_K = 16
 
 TEMPLATE = """\
 // {name}
@@ -25,7 +26,7 @@ namespace {namespace} {{
 {kernel}
 }}  // namespace {namespace}
 
-using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}>;
+using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}{arguments}>;
 CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 """
 
@@ -36,9 +37,10 @@ def emit(spec: KernelSpec) -> str:
     emitter = _emitter(spec)
     kernel = emitter.emit(operation)
     if spec.api == "3x":
-        if kernel.count(STOCK_SCHEDULER) != 1:
-            raise RuntimeError(f"cutlass_library emitted {spec.name} without {STOCK_SCHEDULER}; its emitter has changed")
-        kernel = kernel.replace(STOCK_SCHEDULER, PLANNED_SCHEDULER)
+        kernel = _replaced(kernel, STOCK_SCHEDULER, PLANNED_SCHEDULER)
+        if spec.promotion:
+            mainloop = f"{operation.procedural_name()}_mainloop,\n"
+            kernel = _replaced(kernel, mainloop, f"typename cutlass_sk::PromotedMainloop<{mainloop[:-2]}>::type,\n")
     includes = [header for header in emitter.includes if "adapter" not in header and "device/" not in header]
     return TEMPLATE.format(
         name=spec.name,
@@ -48,7 +50,14 @@ def emit(spec: KernelSpec) -> str:
         namespace=f"cutlass_sk_{spec.name}",
         kernel=kernel.strip(),
         operation=operation.procedural_name(),
+        arguments=f", {spec.promotion // WGMMA_K}" if spec.api == "3x" else "",
     )
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    if text.count(old) != 1:
+        raise RuntimeError(f"cutlass_library emitted {text.count(old)} times {old!r}, once was expected; its emitter has changed")
+    return text.replace(old, new)
 
 
 def _emitter(spec: KernelSpec) -> Any:

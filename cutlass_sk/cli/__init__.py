@@ -1,0 +1,46 @@
+"""The command line, ``cutlass-sk``: one file a command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from .. import __version__
+from ..errors import Error
+from .build import build
+from .demo import demo
+from .doctor import doctor
+from .plan import plan
+from .run import run
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for command in (doctor, plan, run, build, demo):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Stream-K GEMM for NVIDIA GPUs: plan, compile, run and check its kernels."""
+
+
+def main() -> None:
+    """Runs the command line; the package's own errors, and a full GPU, end it with one red message and exit status 2."""
+    try:
+        app()
+    except (Error, torch.OutOfMemoryError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)

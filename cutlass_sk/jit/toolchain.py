@@ -92,7 +92,7 @@ def _find_nvcc(chosen: Path | None) -> tuple[Path, str]:
         root = os.environ.get(variable)
         if root and (found := shutil.which("nvcc", path=os.path.join(root, "bin"))):
             return Path(found), variable
-    from cuda.pathfinder import find_nvidia_binary_utility  # type: ignore[import-untyped]
+    from cuda.pathfinder import find_nvidia_binary_utility
 
     if found := find_nvidia_binary_utility("nvcc"):
         return Path(found), "cuda.pathfinder"

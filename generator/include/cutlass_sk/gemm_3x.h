@@ -2,12 +2,14 @@
 #pragma once
 #include "cutlass/device_kernel.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass_sk/promoted_mainloop.hpp"
 #include "cutlass_sk/shim.h"
 #include "cutlass_sk/stream_k_scheduler.hpp"
 
 namespace cutlass_sk {
 
-template <class Kernel>
+/// `promotion`: wgmma instructions a chain of sums may be long, for kernels with a PromotedMainloop; else 0.
+template <class Kernel, int promotion>
 struct Gemm3x {
   using Scheduler = typename Kernel::TileScheduler;
   using Schedule = typename Scheduler::Schedule;
@@ -58,6 +60,7 @@ struct Gemm3x {
     arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
     arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(request.b);
     arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
+    if constexpr (promotion > 0) arguments.mainloop.mma_promotion_interval = promotion;
     arguments.epilogue.thread.alpha = decltype(arguments.epilogue.thread.alpha)(request.alpha);
     arguments.epilogue.thread.beta = decltype(arguments.epilogue.thread.beta)(request.beta);
     arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(request.c);

@@ -1,0 +1,60 @@
+"""``cutlass-sk build``: kernels compiled ahead of their first use. Needs nvcc, no GPU."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import DtypeError
+from ..generator.catalog import kernels
+from ..generator.spec import ARCHITECTURES, Generation
+from ..jit.build import build as build_kernels
+from ..jit.cache import Entry
+from .options import DtypeOption, GenerationOption, Layouts, OutDtypeOption, extents
+from .size import device_code_bytes
+
+
+def build(
+    dtype: DtypeOption = "float16",
+    out_dtype: OutDtypeOption = None,
+    generation: GenerationOption = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="Compile target: 90a, 80, 86, 89 or 90.  [default: first of the generation]")
+    ] = None,
+    tile: Annotated[str | None, typer.Option("--tile", help="Only this tile, such as 128x128x64.  [default: all]")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Only this cluster, such as 2x1.  [default: all]")] = None,
+    layout: Annotated[Layouts | None, typer.Option("--layout", help="Only these layouts of a and b.  [default: all four]")] = None,
+) -> None:
+    """Compile kernels into the cache. Needs nvcc, no GPU; about 30 s a kernel."""
+    chosen_tile = None if tile is None else extents(tile, 3)
+    chosen_cluster = None if cluster is None else extents(cluster, 2)
+    specs = [
+        spec
+        for spec in kernels()
+        if spec.generation == (generation or _generation_for(arch))
+        and (spec.dtype, spec.out_dtype) == (dtype, out_dtype or dtype)
+        and chosen_tile in (None, spec.tile)
+        and chosen_cluster in (None, spec.cluster)
+        and layout in (None, spec.layout_a + spec.layout_b)
+    ]
+    if not specs:
+        raise DtypeError("no kernel fits these options; `python -m cutlass_sk.generator list` lists all kernels")
+    Console().print(build_table(build_kernels(specs, arch)))
+
+
+def build_table(entries: list[Entry]) -> Table:
+    """One compiled kernel a row."""
+    table = Table("kernel", "target")
+    for heading in ("compiled in s", "bytes", "GPU code bytes"):
+        table.add_column(heading, justify="right")
+    for entry in entries:
+        size = f"{device_code_bytes(entry.library):,}"
+        table.add_row(entry.name, f"sm_{entry.architecture}", f"{entry.seconds:.1f}", f"{entry.library_bytes:,}", size)
+    return table
+
+
+def _generation_for(arch: str | None) -> Generation:
+    return "sm80" if arch in ARCHITECTURES["sm80"] else "sm90a"

@@ -1,0 +1,201 @@
+"""The command line says what is true, in text and in JSON, and ends with the status it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from cutlass_sk import Gemm, __version__, cli
+from cutlass_sk.cli.drawing import gantt
+from cutlass_sk.cli.size import device_code_bytes
+from cutlass_sk.plan import Plan
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
+
+
+class CommandLine:
+    """Calls ``cutlass-sk`` in this process; gives exit status, standard output and standard error."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("TERM", "dumb")
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["cutlass-sk", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = self.capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, output.out, output.err
+
+
+@pytest.fixture
+def cutlass_sk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+def test_version_and_help(cutlass_sk: CommandLine) -> None:
+    assert cutlass_sk("--version") == (0, f"{__version__}\n", "")
+    status, text, _ = cutlass_sk("--help")
+    assert status == 0
+    for command in ("doctor", "plan", "run", "build", "demo"):
+        assert command in text
+
+
+def test_plan_shows_every_field_and_says_why(cutlass_sk: CommandLine) -> None:
+    status, text, _ = cutlass_sk("plan", "256", "3584", "8192", "--device", "h200")
+    plan = Gemm("float16", device="h200").plan(256, 3584, 8192)
+    assert status == 0
+    assert "256 x 3584 x 8192" in text and str(plan.kernel) in text
+    for field in fields(Plan):
+        assert field.name in ("m", "n", "k") or field.name in text
+    assert f"would keep the SMs {plan.data_parallel_efficiency:.1%} busy" in text
+    assert f"{plan.predicted_time_us:.1f} us expected" in text
+
+
+def test_plan_as_json_is_the_plan(cutlass_sk: CommandLine) -> None:
+    options = (
+        "--dtype",
+        "bfloat16",
+        "--out-dtype",
+        "float32",
+        "--layout",
+        "tn",
+        "--device",
+        "a100",
+        "--splits",
+        "3",
+        "--sms",
+        "60",
+    )
+    status, text, _ = cutlass_sk("plan", "300", "200", "5000", *options, "--json")
+    record = json.loads(text)
+    plan = Gemm("bfloat16", out_dtype="float32", device="a100").plan(300, 200, 5000, splits=3, sms=60)
+    assert status == 0
+    assert record["kernel"]["name"] == str(plan.kernel.with_layouts("t", "n"))
+    for name in ("m", "n", "k", "device", "decomposition", "grid", "splits", "peers", "workspace_bytes", "efficiency"):
+        assert record[name] == getattr(plan, name)
+
+
+def test_forced_data_parallel_is_compared_with_stream_k(cutlass_sk: CommandLine) -> None:
+    status, text, _ = cutlass_sk("plan", "128", "128", "4096", "--decomposition", "data_parallel", "--device", "toy:4")
+    stream_k = Gemm("float16", device="toy:4").plan(128, 128, 4096, decomposition="stream_k")
+    assert status == 0
+    assert f"Stream-K would reach {stream_k.efficiency:.1%}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "0", "1", "1"), "m=0 must be a whole number"),
+        (("plan", "8", "8", "8", "--device", "a1000"), "device='a1000' is no preset"),
+        (("plan", "8", "8", "8", "--splits", "2", "--decomposition", "data_parallel"), "splits=2 belongs to"),
+        (("plan", "8", "8", "8", "--dtype", "float64", "--out-dtype", "float32"), "float64 into float32"),
+        (("build", "--tile", "1x2x3"), "no kernel fits these options"),
+        (("build", "--arch", "90a", "--generation", "sm80", "--layout", "tt"), "cannot be built for sm_90a"),
+    ],
+)
+def test_own_errors_are_one_line(cutlass_sk: CommandLine, arguments: tuple[str, ...], message: str) -> None:
+    status, text, errors = cutlass_sk(*arguments)
+    assert (status, text) == (2, "")
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("plan", "8", "8"), ("plan", "8", "8", "8", "--dtype", "int8"), ("build", "--cluster", "2")])
+def test_wrong_usage_is_status_2(cutlass_sk: CommandLine, arguments: tuple[str, ...]) -> None:
+    status, _, errors = cutlass_sk(*arguments)
+    assert status == 2 and "Usage: cutlass-sk" in errors
+
+
+@without_gpu
+def test_run_without_gpu_says_what_it_needs(cutlass_sk: CommandLine) -> None:
+    status, _, errors = cutlass_sk("run", "8", "16", "32")
+    assert status == 2
+    assert "needs a CUDA GPU" in errors and "`cutlass-sk plan 8 16 32`" in errors and errors.count("\n") == 1
+
+
+@without_gpu
+def test_doctor_without_gpu_says_what_works(cutlass_sk: CommandLine) -> None:
+    status, text, _ = cutlass_sk("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(text)}
+    assert status == 0
+    assert findings["compiler"]["works"] and "nvcc V" in findings["compiler"]["value"]
+    assert findings["plan"]["works"] and findings["build"]["works"]
+    assert not findings["GPU"]["works"] and not findings["run"]["works"] and findings["GPU"]["remedy"]
+    assert cutlass_sk("doctor")[0] == 0
+
+
+def test_doctor_without_compiler_gives_the_remedy(cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_SK_NVCC", str(tmp_path / "nvcc"))
+    status, text, _ = cutlass_sk("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(text)}
+    assert status == 1
+    assert not findings["compiler"]["works"] and "cutlass-sk[nvcc]" in findings["compiler"]["remedy"]
+    assert findings["plan"]["works"] and not findings["build"]["works"]
+
+
+def test_doctor_counts_the_cache_and_writes_nothing(
+    cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(root))
+    assert f"{root}: 0 kernels, 0 bytes" in cutlass_sk("doctor", "--json")[1]
+    assert not root.exists()
+
+
+def test_gantt_draws_each_k_tile_once() -> None:
+    plan = Gemm("float16", device="toy:4", tile=(128, 128, 64), cluster=(1, 1)).plan(
+        384, 384, 512, decomposition="stream_k", sk_tiles=9
+    )
+    drawing, length = gantt(plan)
+    rows = [line[len("SM 0 ") :].split()[0] for line in drawing.plain.splitlines()]
+    assert [len(row) for row in rows] == [18, 19, 19, 19] and length == 19
+    assert {tile: "".join(rows).count(tile) for tile in "012345678"} == dict.fromkeys("012345678", plan.iters_per_tile)
+    assert "".join(rows).count("+") == 3
+
+
+@pytest.mark.parametrize(
+    ("sms", "k", "drawn"),
+    [
+        (2, 320, "SM 0 000  3\nSM 1 00.+ 4"),  # the finisher's share is the shorter one
+        # SM 5 adds those of 4, 3, 2 and 1, which has added those of 0.
+        (6, 384, "SM 0 0     1\nSM 1 0+    2\nSM 2 0     1\nSM 3 0     1\nSM 4 0     1\nSM 5 0++++ 5"),
+    ],
+)
+def test_gantt_waits_for_partials(sms: int, k: int, drawn: str) -> None:
+    gemm = Gemm("float16", device=f"toy:{sms}", tile=(128, 128, 64), cluster=(1, 1))
+    assert gantt(gemm.plan(128, 128, k, decomposition="stream_k"))[0].plain == drawn
+
+
+@pytest.mark.compiles
+def test_build_reports_what_it_built(cutlass_sk: CommandLine) -> None:
+    status, text, _ = cutlass_sk("build", "--tile", "128x128x64", "--cluster", "2x1", "--layout", "tt")
+    row = next(line for line in text.splitlines() if "sm90a_f16_f16_128x128x64_2x1_tt" in line)
+    size, code_size = (int(number.replace(",", "")) for number in re.findall(r"\d{1,3}(?:,\d{3})+", row))
+    assert status == 0 and "sm_90a" in row
+    assert 10_000 < code_size < size
+
+
+@pytest.mark.compiles
+@without_gpu
+def test_demo_without_gpu(cutlass_sk: CommandLine) -> None:
+    status, text, errors = cutlass_sk("demo")
+    assert (status, errors) == (0, "")
+    for shape in ("128 x 128 x 16384", "1536 x 1536 x 4096", "256 x 3584 x 8192", "8192 x 8192 x 8192"):
+        assert shape in text
+    assert "SM 3 " in text
+    assert "of them GPU code" in text
+    assert "0 of 147,456 elements differ from the exact product" in text
+
+
+def test_device_code_of_a_library_without_any_is_zero() -> None:
+    import _ctypes
+
+    assert device_code_bytes(Path(_ctypes.__file__)) == 0

@@ -1,0 +1,48 @@
+"""README.md is true: its Python runs, and it names every command and environment variable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from cutlass_sk import cli, env
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
+def test_python_snippets_run_one_after_the_other() -> None:
+    assert SNIPPETS
+    namespace: dict[str, object] = {"__name__": "readme"}
+    for snippet in SNIPPETS:
+        exec(compile(snippet, "README.md", "exec"), namespace)
+
+
+@pytest.mark.parametrize("variable", env.VARIABLES, ids=lambda variable: variable.name)
+def test_environment_variable_is_documented(variable: env.Variable[object]) -> None:
+    assert f"`{variable.name}`" in README
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(cli.app).commands))  # type: ignore[attr-defined]
+def test_command_is_documented(command: str) -> None:
+    assert f"`cutlass-sk {command}" in README
+
+
+def test_plan_example_has_every_row_of_the_command() -> None:
+    """Numbers may age with the model; the rows may not."""
+    from cutlass_sk.cli.planned import FORMATS
+
+    example = README.partition("$ cutlass-sk plan")[2].partition("```")[0]
+    assert example
+    for name in FORMATS:
+        assert name in example
+
+
+def test_links_lead_to_files() -> None:
+    for target in re.findall(r"\]\((?!http|#)([^)#]+)", README):
+        assert (ROOT / target).exists(), target

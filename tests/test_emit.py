@@ -1,0 +1,199 @@
+"""Every kernel of the catalogue has one name and one text, the same in every process and on every machine."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import cutlass_sk
+from cutlass_sk.generator import emit, families, find, kernels
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
+from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec
+
+CATALOGUE = tuple(kernels())
+DIGESTS = """
+import hashlib
+from cutlass_sk.generator import emit, kernels
+print(*(f"{spec.name} {hashlib.sha256(emit(spec).encode()).hexdigest()}" for spec in kernels()), sep="\\n")
+"""
+
+text_of = cache(emit)
+
+
+def generator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cutlass_sk.generator", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_text_is_the_same_in_every_process(tmp_path: Path) -> None:
+    outputs = []
+    for seed in ("0", "4242"):
+        environment = {"PYTHONHASHSEED": seed, "HOME": str(tmp_path / seed), "PATH": "", "USER": f"user{seed}"}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGESTS], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == len(CATALOGUE)
+
+
+@pytest.mark.parametrize("spec", CATALOGUE, ids=str)
+def test_every_kernel_is_emitted(spec: KernelSpec) -> None:
+    text = text_of(spec)
+    assert text.startswith(f"// {spec.name}\n") and text.endswith("\n")
+    assert text.count(f'CUTLASS_SK_EXPORT_KERNEL(Shim, "{spec.name}")') == 1
+    assert len(spec.name) < 160  # the description's field
+    assert text.count("{") == text.count("}") and not re.search(r"\$\{|\{name\}", text)
+    assert f'#include "cutlass_sk/gemm_{spec.api}.h"' in text
+    tile = ["cute::Int<{}>", "cute::_{}"] if spec.api == "3x" else []
+    for extent in spec.tile:
+        assert any(form.format(extent) in text for form in [*tile, "{}"])
+    if spec.api == "3x":
+        assert "cutlass_sk::PlannedStreamK" in text and "cutlass::gemm::StreamKScheduler" not in text
+    else:
+        assert "ThreadblockSwizzleStreamK" in text
+        assert re.search(rf"GemmShape<{spec.tile[0]}, {spec.tile[1]}, {spec.tile[2]}>", text)
+        assert re.search(rf"GemmShape<{', '.join(map(str, spec.instruction))}>", text)
+
+
+@pytest.mark.parametrize("spec", CATALOGUE, ids=str)
+def test_the_text_names_nothing_of_this_machine(spec: KernelSpec) -> None:
+    text = text_of(spec)
+    for include in re.findall(r'#include\s*["<](.*)[">]', text):
+        assert not include.startswith("/") and ".." not in include
+    assert not re.search(r"(?<![\w/])/[A-Za-z_]\w*/", text)  # an absolute path
+    assert str(Path.home()) not in text and sys.prefix not in text and str(Path(cutlass_sk.__file__).parent.parent) not in text
+    assert not re.search(r"\b20\d\d-\d\d-\d\d\b", text)  # a date
+    assert text.isascii()
+
+
+def test_names_and_specs_are_unique_and_found_again() -> None:
+    assert len({spec.name for spec in CATALOGUE}) == len(set(CATALOGUE)) == len(CATALOGUE)
+    assert all(find(spec.name) == spec for spec in CATALOGUE)
+    assert all(re.fullmatch(r"[a-z0-9_]+", spec.name) for spec in CATALOGUE)
+
+
+def test_every_field_of_a_spec_is_in_its_name() -> None:
+    """Two specs of one name would share a cache entry's namespace; the api follows from the rest of a name."""
+    others = {
+        "generation": "sm80",
+        "dtype": "bfloat16",
+        "out_dtype": "float32",
+        "tile": (64, 64, 32),
+        "cluster": (1, 2),
+        "instruction": (16, 8, 8),
+        "warps": (4, 1),
+        "stages": 3,
+        "promotion": 64,
+        "layout_a": "n",
+        "layout_b": "n",
+    }
+    hopper, double = find("sm90a_f16_f16_128x128x64_2x1_tt"), find("sm90a_f64_f64_64x64x16_w2x2_i1684_s4_tt")
+    assert {field.name for field in fields(KernelSpec)} == {"api", *others}
+    only_3x, only_2x = {"cluster", "promotion"}, {"instruction", "warps", "stages"}
+    for name, value in others.items():
+        for spec, foreign in ((hopper, only_2x), (double, only_3x)):
+            if name not in foreign:
+                assert replace(spec, **{name: value}).name != spec.name, name  # type: ignore[arg-type]
+
+
+def test_each_kernel_lives_in_a_namespace_of_its_own() -> None:
+    namespaces = Counter(name for spec in CATALOGUE for name in re.findall(r"^namespace (\w+) \{", text_of(spec), re.MULTILINE))
+    assert namespaces == Counter(f"cutlass_sk_{spec.name}" for spec in CATALOGUE)
+
+
+@pytest.mark.parametrize("spec", CATALOGUE, ids=str)
+def test_names_are_declared_once_in_their_namespace(spec: KernelSpec) -> None:
+    """And nothing of the kernel is declared outside of it."""
+    text = text_of(spec)
+    found = re.search(rf"^namespace cutlass_sk_{spec.name} {{\n(.*)^}}  // namespace cutlass_sk_{spec.name}\n", text, re.M | re.S)
+    assert found is not None
+    inside, outside = found[1], text[: found.start()] + text[found.end() :]
+    declared = re.findall(r"^(?:using|struct|class)\s+(\w+)", inside, re.MULTILINE)
+    assert declared and max(Counter(declared).values()) == 1
+    assert re.findall(r"^(?:using|struct|class|typedef|template)\s+(\w+)", outside, re.MULTILINE) == ["Shim"]
+    assert re.search(rf"using Shim = cutlass_sk::Gemm{spec.api}<cutlass_sk_{spec.name}::(\w+)(?:, \d+)?>;", outside)[1] in declared  # type: ignore[index]
+
+
+def test_texts_differ_beyond_their_names() -> None:
+    bodies = {text_of(spec).replace(spec.name, "NAME") for spec in CATALOGUE}
+    assert len(bodies) == len(CATALOGUE)
+
+
+def test_an_emitter_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("cutlass_sk.generator.emit")  # the package's attribute of this name is the function
+    monkeypatch.setattr(module, "STOCK_SCHEDULER", "cutlass::gemm::AnotherScheduler")
+    with pytest.raises(RuntimeError, match="its emitter has changed"):
+        emit(find("sm90a_f16_f16_128x128x64_2x1_tt"))
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+def test_families_are_complete_and_their_members_consistent(generation: str, dtype: str, out_dtype: str) -> None:
+    family = families(dtype, out_dtype, generation)  # type: ignore[arg-type]
+    assert family
+    for spec in family:
+        assert (spec.generation, spec.dtype, spec.out_dtype, spec.layout_a, spec.layout_b) == (
+            generation,
+            dtype,
+            out_dtype,
+            "t",
+            "t",
+        )
+        assert all(spec.with_layouts(*layouts) in CATALOGUE for layouts in LAYOUTS)
+        assert spec.accumulator == ("float64" if dtype == "float64" else "float32")
+        assert spec.alignment * ELEMENT_BYTES[dtype] == (8 if dtype == "float64" else 16)
+        assert str(spec) == spec.name
+    assert len(CATALOGUE) == len(LAYOUTS) * sum(len(families(*dtypes, g)) for g in GENERATIONS for dtypes in DTYPES)
+
+
+def test_there_are_no_families_of_other_dtypes() -> None:
+    assert families("float32", "float32", "sm90a") == families("float16", "bfloat16", "sm80") == ()
+
+
+def test_command_list_prints_every_name() -> None:
+    done = generator("list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [spec.name for spec in CATALOGUE]
+
+
+def test_command_show_prints_what_a_kernel_is() -> None:
+    done = generator("show", "sm80_f64_f64_64x64x16_w2x2_i884_s4_nt")
+    assert (done.returncode, done.stderr) == (0, "")
+    name, *rest = done.stdout.splitlines()
+    assert name == "sm80_f64_f64_64x64x16_w2x2_i884_s4_nt"
+    shown = dict(line.split(maxsplit=1) for line in rest)
+    assert {field.name for field in fields(KernelSpec)} <= shown.keys()
+    assert (shown["tile"], shown["layout_a"], shown["layout_b"]) == ("(64, 64, 16)", "n", "t")
+    assert (shown["accumulator"], shown["partial_bytes"]) == ("float64", str(64 * 64 * 8))
+    assert shown["architectures"] == "sm_80, sm_86, sm_89, sm_90"
+
+
+def test_command_emit_prints_the_text() -> None:
+    spec = CATALOGUE[0]
+    done = generator("emit", spec.name)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", text_of(spec))
+
+
+@pytest.mark.parametrize("command", ["show", "emit"])
+def test_an_unknown_name_is_answered_with_near_ones(command: str) -> None:
+    done = generator(command, "sm90a_f16_f16_128x128x64_2x1_zz")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no kernel is called 'sm90a_f16_f16_128x128x64_2x1_zz'; near it: sm90a_f16_f16_128x128x64_2x1_tt" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert generator(command, "x" * 1000).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [(), ("compile",), ("show",), ("emit", "a", "b")])
+def test_wrong_usage_is_explained(arguments: tuple[str, ...]) -> None:
+    done = generator(*arguments)
+    assert done.returncode == 2 and done.stderr.startswith("usage: python -m cutlass_sk.generator") and done.stdout == ""

@@ -1,0 +1,321 @@
+"""Whatever is asked for, a plan covers the problem, fits its kernel and is truthful, or a PlanError says why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import ceil_div
+
+from cutlass_sk import model, schedule
+from cutlass_sk.device import PRESETS, Device, preset
+from cutlass_sk.errors import PlanError
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
+from cutlass_sk.generator.spec import KernelSpec
+from cutlass_sk.plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
+from cutlass_sk.planner import INT_MAX, Options, make_plan
+
+H200, A100 = PRESETS["h200"], PRESETS["a100"]
+HOPPER = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64), (2, 1))
+HOPPER_SINGLE = dataclasses.replace(HOPPER, cluster=(1, 1))
+(AMPERE,) = families("float16", "float16", "sm80")
+ELEMENT_BYTES = {"float32": 4, "float64": 8}
+
+devices = st.one_of(st.sampled_from([H200, A100]), st.integers(1, 200).map(lambda sms: preset(f"toy:{sms}")))
+
+
+@st.composite
+def kernel_sets(draw: st.DrawFn) -> tuple[KernelSpec, ...]:
+    """What Gemm hands to the planner: a family, or one kernel of it."""
+    family = families(*draw(st.sampled_from(DTYPES)), draw(st.sampled_from(GENERATIONS)))
+    return family if draw(st.booleans()) else (draw(st.sampled_from(family)),)
+
+
+@st.composite
+def options(draw: st.DrawFn, device: Device, kernels: tuple[KernelSpec, ...]) -> Options:
+    given: dict[str, Any] = {"decomposition": draw(st.sampled_from([None, *DECOMPOSITIONS]))}
+    if given["decomposition"] in (None, "split_k") and draw(st.booleans()):
+        given["splits"] = draw(st.integers(2, 20))
+    if given["decomposition"] == "stream_k":
+        given["sk_tiles"] = draw(st.one_of(st.none(), st.integers(1, 300)))
+        given["sk_units"] = draw(st.one_of(st.none(), st.integers(1, 500)))
+    given["sms"] = draw(st.one_of(st.none(), st.integers(1, device.sms)))
+    given["reduction_mode"] = draw(st.sampled_from(REDUCTION_MODES))
+    if kernels[0].persistent:
+        given["raster_order"] = draw(st.sampled_from([None, *RASTER_ORDERS]))
+        given["raster_swizzle"] = draw(st.sampled_from([None, 1, 2, 5, INT_MAX]))
+    return Options(**given)
+
+
+@st.composite
+def requests(draw: st.DrawFn, largest: int) -> tuple[int, int, int, tuple[KernelSpec, ...], Device, Options]:
+    sizes = st.one_of(st.integers(1, 300), st.integers(1, largest))
+    m, n, k = draw(sizes), draw(sizes), draw(st.one_of(st.integers(1, 300), st.integers(1, 4 * largest)))
+    kernels, device = draw(kernel_sets()), draw(devices)
+    return m, n, k, kernels, device, draw(options(device, kernels))
+
+
+def slots(plan: Plan) -> int:
+    return max(1, plan.requested_grid // plan.kernel.cluster_size)
+
+
+@settings(max_examples=400, deadline=None)
+@given(requests(largest=20000))
+def test_a_plan_covers_the_problem_and_fits_its_kernel(request: tuple[Any, ...]) -> None:
+    m, n, k, kernels, device, forced = request
+    plan = make_plan(m, n, k, kernels, device, forced)
+    kernel = plan.kernel
+    cluster = kernel.cluster_size
+
+    assert (plan.m, plan.n, plan.k, plan.device) == (m, n, k, device.name)
+    assert kernel in kernels
+    assert plan.tiles_m == ceil_div(m, kernel.tile[0] * kernel.cluster[0]) * kernel.cluster[0]
+    assert plan.tiles_n == ceil_div(n, kernel.tile[1] * kernel.cluster[1]) * kernel.cluster[1]
+    assert plan.iters_per_tile == ceil_div(k, kernel.tile[2])
+    assert plan.dp_tiles >= 0 and plan.sk_tiles >= 0 and plan.dp_tiles + plan.sk_tiles == plan.tiles
+    assert plan.dp_tiles % cluster == plan.sk_tiles % cluster == plan.grid % cluster == 0
+    assert (plan.sk_units == 0) == (plan.sk_tiles == 0)
+    assert plan.sk_units <= plan.sk_tiles // cluster * plan.iters_per_tile
+    assert 1 <= plan.splits <= plan.iters_per_tile
+    assert plan.splits == 1 or plan.sk_units == plan.tiles // cluster * plan.splits
+    assert plan.requested_grid == (forced.sms or device.sms)
+
+    if kernel.persistent:
+        assert plan.reduction_ctas == 0
+        assert plan.sk_units <= plan.grid // cluster <= max(slots(plan), plan.sk_units)
+        assert plan.grid // cluster <= plan.sk_units + plan.dp_tiles // cluster
+        flags = plan.sk_units * cluster * 2
+    else:
+        assert plan.grid == plan.sk_units + plan.dp_tiles + plan.reduction_ctas
+        assert plan.reduction_ctas in (0, plan.sk_tiles * kernel.accumulator_fragments)
+        assert plan.reduction_ctas == 0 or plan.sk_units >= plan.sk_tiles  # a unit has slots for two tiles
+        flags = max(plan.sk_units, plan.reduction_ctas)
+    tile_bytes = kernel.tile[0] * kernel.tile[1] * ELEMENT_BYTES[kernel.accumulator]
+    assert plan.partials_bytes == plan.sk_units * cluster * tile_bytes * (2 if plan.reduction_ctas else 1)
+    assert plan.barrier_bytes == 4 * flags
+    assert plan.workspace_bytes == plan.partials_bytes + plan.barrier_bytes
+
+    assert plan.predicted_time_us > 0
+    assert plan.waves == plan.tiles // cluster / slots(plan)
+    assert 0 < plan.efficiency <= 1 and 0 < plan.data_parallel_efficiency <= 1
+
+
+@settings(max_examples=400, deadline=None)
+@given(requests(largest=20000))
+def test_what_is_forced_appears_in_the_plan(request: tuple[Any, ...]) -> None:
+    m, n, k, kernels, device, forced = request
+    plan = make_plan(m, n, k, kernels, device, forced)
+    cluster, persistent = plan.kernel.cluster_size, plan.kernel.persistent
+    asked = forced.decomposition or ("split_k" if forced.splits else None)
+    if asked == "split_k" and plan.iters_per_tile == 1:
+        assert (plan.splits, plan.peers) == (1, 1)  # a single k-tile cannot be split
+    elif asked:
+        assert plan.decomposition == asked
+    if forced.splits:
+        assert plan.splits == min(forced.splits, plan.iters_per_tile)
+    if forced.sk_tiles:
+        assert plan.sk_tiles == min(ceil_div(forced.sk_tiles, cluster) * cluster, plan.tiles)
+    if forced.sk_units:
+        assert plan.sk_units == min(forced.sk_units, plan.sk_tiles // cluster * plan.iters_per_tile)
+    if asked == "data_parallel":
+        assert (plan.sk_tiles, plan.sk_units, plan.splits, plan.peers, plan.workspace_bytes) == (0, 0, 1, 1, 0)
+        assert plan.efficiency == pytest.approx(plan.data_parallel_efficiency)
+    assert plan.reduction_mode == (forced.reduction_mode if persistent else "deterministic")
+    shorter = "along_m" if plan.tiles_m // plan.kernel.cluster[0] <= plan.tiles_n // plan.kernel.cluster[1] else "along_n"
+    if persistent:
+        assert plan.raster_order == (forced.raster_order or shorter)
+        assert plan.raster_swizzle == (forced.raster_swizzle or 1)
+    else:
+        assert (plan.raster_order, plan.raster_swizzle) == ("along_n" if plan.tiles_m >= plan.tiles_n else "along_m", 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(requests(largest=1500))
+def test_peers_and_efficiency_are_those_of_the_schedule(request: tuple[Any, ...]) -> None:
+    """Counted segment by segment. A slot runs every so many-th position; it is idle where there is none."""
+    plan = make_plan(*request)
+    size = plan.kernel.cluster_size
+    one_position_a_worker = dataclasses.replace(plan, grid=(plan.sk_units + plan.dp_tiles // size) * size)
+    positions = schedule.schedule(one_position_a_worker)
+    units_of: dict[int, set[int | None]] = {}
+    for segments in positions:
+        for segment in segments:
+            units_of.setdefault(segment.work_tile, set()).add(segment.unit)
+    assert plan.peers == max(len(units) for units in units_of.values())
+
+    lengths = [sum(segment.k_end - segment.k_begin for segment in segments) for segments in positions]
+    busiest = max(sum(lengths[slot :: slots(plan)]) for slot in range(slots(plan)))
+    counted = sum(lengths) / (busiest * slots(plan))
+    if plan.sk_units <= slots(plan):
+        assert plan.efficiency == pytest.approx(counted)
+    else:  # shares differ by an iteration, and a slot's units all count as the longer ones
+        assert counted / 2 - 1e-9 <= plan.efficiency <= counted + 1e-9
+    waves = ceil_div(plan.tiles // size, slots(plan))
+    assert plan.data_parallel_efficiency == pytest.approx(plan.tiles / size / (waves * slots(plan)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(largest=20000))
+def test_the_same_question_has_the_same_answer(request: tuple[Any, ...]) -> None:
+    m, n, k, kernels, device, forced = request
+    plan = make_plan(m, n, k, kernels, device, forced)
+    again = make_plan(m, n, k, kernels, device, forced)
+    assert (plan, plan.predicted_time_us, hash(plan), repr(plan)) == (again, again.predicted_time_us, hash(again), repr(again))
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(largest=20000))
+def test_the_chosen_plan_is_predicted_no_slower_than_any_forced_one(request: tuple[Any, ...]) -> None:
+    m, n, k, kernels, device, forced = request
+    best = make_plan(m, n, k, kernels, device)
+    for decomposition in DECOMPOSITIONS:
+        forced = Options(decomposition=decomposition)
+        assert best.predicted_time_us <= make_plan(m, n, k, kernels, device, forced).predicted_time_us * (1 + 1e-9)
+
+
+def test_a_plan_is_the_same_in_every_process() -> None:
+    code = (
+        "from cutlass_sk import Gemm; "
+        "print([Gemm('float16', device=d).plan(*s) for d in ('h200', 'a100', 'toy:7') for s in ((512, 512, 8192), (1000, 3, 77))])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1 and "Plan(m=512" in outputs.pop()
+
+
+def test_a_plan_is_frozen_hashable_printable_and_picklable() -> None:
+    plan = make_plan(1024, 1024, 1024, [HOPPER], H200)
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert {plan: "found"}[make_plan(1024, 1024, 1024, [HOPPER], H200)] == "found"
+    assert plan != make_plan(1024, 1024, 1025, [HOPPER], H200)
+    for field in dataclasses.fields(plan):
+        assert f"{field.name}={getattr(plan, field.name)!r}" in repr(plan)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.grid = 1  # type: ignore[misc]
+
+
+ILLEGAL: list[tuple[dict[str, Any], str]] = [
+    *[
+        ({**extra, name: value}, f"{name}={value!r} ")
+        for name, extra in {
+            "splits": {},
+            "sms": {},
+            "sk_tiles": {"decomposition": "stream_k"},
+            "sk_units": {"decomposition": "stream_k"},
+            "raster_swizzle": {},
+        }.items()
+        for value in (0, -1, True, False, 2.5, 2.0, "2", INT_MAX + 1, float("nan"))
+    ],
+    ({"sms": 133}, r"sms=133 must be a whole number from 1 to 132 \(the SMs of h200\)"),
+    ({"decomposition": "magic"}, "decomposition='magic' is not known; use one of 'data_parallel', 'split_k', 'stream_k'"),
+    ({"decomposition": 3}, "decomposition=3"),
+    ({"reduction_mode": "random"}, "reduction_mode='random' is not known; use one of 'deterministic', 'nondeterministic'"),
+    ({"reduction_mode": None}, "reduction_mode=None"),
+    ({"raster_order": "diagonal"}, "raster_order='diagonal' is not known; use one of 'along_m', 'along_n'"),
+    ({"splits": 2, "decomposition": "stream_k"}, "splits=2 belongs to decomposition='split_k', not 'stream_k'"),
+    ({"splits": 2, "decomposition": "data_parallel"}, "splits=2 belongs to decomposition='split_k', not 'data_parallel'"),
+    ({"sk_tiles": 3}, "sk_tiles=3 belongs to decomposition='stream_k', not None"),
+    ({"sk_tiles": 3, "decomposition": "split_k"}, "sk_tiles=3 belongs to decomposition='stream_k', not 'split_k'"),
+    ({"sk_units": 4, "decomposition": "data_parallel"}, "sk_units=4 belongs to decomposition='stream_k', not 'data_parallel'"),
+]
+
+
+@pytest.mark.parametrize(("forced", "message"), ILLEGAL, ids=str)
+def test_an_illegal_option_is_named_with_its_value(forced: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        make_plan(512, 512, 512, [HOPPER], H200, Options(**forced))
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None, 2**31, float("inf")])
+@pytest.mark.parametrize("position", range(3))
+def test_an_illegal_size_is_named_with_its_value(position: int, value: Any) -> None:
+    sizes: list[Any] = [64, 64, 64]
+    sizes[position] = value
+    with pytest.raises(PlanError, match=f"{'mnk'[position]}={value!r} must be a whole number from 1 to {INT_MAX}"):
+        make_plan(*sizes, [HOPPER], H200)
+
+
+def test_a_kernel_with_one_raster_order_refuses_another() -> None:
+    for forced in ({"raster_order": "along_m"}, {"raster_swizzle": 2}):
+        with pytest.raises(PlanError, match="raster_order and raster_swizzle cannot be forced"):
+            make_plan(1024, 512, 512, [AMPERE], A100, Options(**forced))  # type: ignore[arg-type]
+    plan = make_plan(1024, 512, 512, [AMPERE], A100, Options(raster_order="along_n", raster_swizzle=1))
+    assert plan.raster_order == "along_n"
+
+
+HUGE = [1, 2**20 + 1, 2**27 + 1, INT_MAX]
+
+
+@pytest.mark.parametrize("kernel", [HOPPER, HOPPER_SINGLE, AMPERE], ids=str)
+@pytest.mark.parametrize("decomposition", [None, *DECOMPOSITIONS])
+def test_huge_sizes_give_a_plan_or_a_plan_error_at_once(kernel: KernelSpec, decomposition: Any) -> None:
+    device = A100 if kernel is AMPERE else H200
+    planned = 0
+    for m, n, k in [(m, n, k) for m in HUGE for n in HUGE for k in HUGE]:
+        start = time.perf_counter()
+        try:
+            plan = make_plan(m, n, k, [kernel], device, Options(decomposition=decomposition))
+        except PlanError as error:
+            assert any(word in str(error) for word in ("too many", "beyond 32-bit"))
+        else:
+            planned += 1
+            counts = (plan.grid, plan.tiles, plan.sk_units, plan.sk_tiles // kernel.cluster_size * plan.iters_per_tile)
+            assert all(0 <= count <= INT_MAX for count in counts)
+        assert time.perf_counter() - start < 1, (m, n, k)
+    assert planned >= 8
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "device", "forced"),
+    [
+        ((2**20 + 1, 2**20 + 1, 64), HOPPER_SINGLE, H200, {"sk_tiles": INT_MAX}),
+        ((1000, INT_MAX, 128), HOPPER, "toy:3", {"sk_tiles": 10**8 + 1}),
+        ((2, 2**30, 127), HOPPER_SINGLE, "toy:1024", {"sk_tiles": INT_MAX, "sk_units": 3}),
+        ((4096, 2**27 + 1, 128), AMPERE, "toy:1024", {"sk_tiles": 10**8 + 1, "sk_units": INT_MAX}),
+        ((128, 128, INT_MAX), HOPPER, H200, {"sk_units": INT_MAX}),
+    ],
+    ids=str,
+)
+def test_huge_shared_parts_are_planned_at_once(size: tuple[int, int, int], kernel: KernelSpec, device: Any, forced: Any) -> None:
+    device = device if isinstance(device, Device) else preset(device)
+    start = time.perf_counter()
+    try:
+        plan = make_plan(*size, [kernel], device, Options(decomposition="stream_k", **forced))
+        assert 1 <= plan.peers <= plan.sk_units
+    except PlanError:
+        pass
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize(("m", "n", "k", "grid"), [(256, 3584, 8192, 108), (1024, 1024, 1024, 64), (128, 128, 16384, 8)])
+def test_the_model_chooses_the_grids_of_the_paper(m: int, n: int, k: int, grid: int) -> None:
+    """Figure 8 of the Stream-K paper: an A100 and the fp16 kernel of 128x128x32."""
+    constants = model.constants(AMPERE, A100)
+    assert AMPERE.tile == (128, 128, 32)
+    assert model.best_grid(constants, ceil_div(m, 128) * ceil_div(n, 128), ceil_div(k, 32), A100.sms) == grid
+
+
+def test_grid_time_is_the_equation_of_the_paper() -> None:
+    constants = model.Constants(a=1000.0, b=100.0, c=1.0, d=10.0, d_parallel=0.0)
+    assert model.grid_time_us(constants, tiles=3, iters_per_tile=8, g=3) == 1000 + 8
+    assert model.grid_time_us(constants, tiles=3, iters_per_tile=8, g=6) == 1000 + 100 + 4 + 10
+    assert model.grid_time_us(constants, tiles=3, iters_per_tile=8, g=24) == 1000 + 100 + 1 + 70
+    assert model.grid_time_us(constants, tiles=3, iters_per_tile=8, g=1) == 1000 + 24
+
+
+def test_few_tiles_and_a_long_k_are_shared_and_full_waves_are_not() -> None:
+    few = make_plan(128, 128, 16384, families("float16", "float16", "sm90a"), H200)
+    assert few.decomposition != "data_parallel" and few.peers > 4 and few.efficiency > 8 * few.data_parallel_efficiency
+    full = make_plan(128 * 12, 128 * 11, 4096, [HOPPER_SINGLE], H200)
+    assert (full.decomposition, full.efficiency, full.grid) == ("data_parallel", 1.0, 132)
