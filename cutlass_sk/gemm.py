@@ -119,13 +119,14 @@ class Gemm:
         reduction_mode: ReductionMode = "deterministic",
         raster_order: RasterOrder | None = None,
         raster_swizzle: int | None = None,
+        promotion: int | None = None,
     ) -> Plan:
         """The plan for c[m, n] = a[m, k] @ b[k, n]: the one with the least predicted time, within what is forced.
 
         The options are those of :class:`~cutlass_sk.planner.Options`. No GPU is needed. Raises PlanError naming the option that
         is out of range.
         """
-        options = planner.Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle)
+        options = planner.Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         device = resolve(self._device)
         if options == planner.Options():
             return self._plan(m, n, k, device)

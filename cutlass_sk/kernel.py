@@ -123,6 +123,7 @@ def plan_struct(plan: Plan) -> abi.PlanStruct:
         nondeterministic=plan.reduction_mode == "nondeterministic",
         raster_along_n=plan.raster_order == "along_n",
         raster_swizzle=plan.raster_swizzle,
+        promotion_iters=plan.promotion // plan.kernel.tile[2],
     )
 
 

@@ -34,6 +34,7 @@ class Plan:
     data_parallel_efficiency   the same, were the plan plain data-parallel
     partials_bytes, barrier_bytes   device memory for partial sums and flags; their sum is ``workspace_bytes``
     reduction_ctas        CTAs of a separate reduction (2.x kernels with many peers; else 0)
+    promotion             elements of k that are added up in the tensor core before float32 additions take over; 0: all of a share
     predicted_time_us     what the model expects, in microseconds
     """
 
@@ -62,6 +63,7 @@ class Plan:
     reduction_ctas: int
     raster_order: RasterOrder
     raster_swizzle: int
+    promotion: int
     predicted_time_us: float = field(compare=False)
 
     @property

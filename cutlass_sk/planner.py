@@ -30,6 +30,8 @@ class Options:
                      ``nondeterministic`` lets a kernel add them as they arrive; 2.x kernels keep the fixed order.
     raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
     raster_swizzle   width of the strips in which tiles are visited, in work tiles
+    promotion        elements of k, a multiple of tile_k, that are added up in the tensor core before float32 additions take over; 0:
+                     no limit. For kernels with float32 outputs; more accurate, and slower (see ``promotion``)
     """
 
     decomposition: Decomposition | None = None
@@ -40,6 +42,7 @@ class Options:
     reduction_mode: ReductionMode = "deterministic"
     raster_order: RasterOrder | None = None
     raster_swizzle: int | None = None
+    promotion: int | None = None
 
     def check(self, device: Device) -> None:
         """Raises PlanError for a value that no plan can have."""
@@ -52,11 +55,11 @@ class Options:
                 choices = ", ".join(repr(value) for value in allowed if value is not None)
                 raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
         limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
-        for name, limit in limits.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit):
+        for name, limit in {**limits, "promotion": INT_MAX}.items():
+            value, least = getattr(self, name), 0 if name == "promotion" else 1
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit):
                 of = f" (the SMs of {device.name})" if name == "sms" else ""
-                raise PlanError(f"{name}={value!r} must be a whole number from 1 to {limit}{of}")
+                raise PlanError(f"{name}={value!r} must be a whole number from {least} to {limit}{of}")
         if self.splits is not None and self.decomposition not in (None, "split_k"):
             raise PlanError(f"splits={self.splits} belongs to decomposition='split_k', not {self.decomposition!r}")
         for name in ("sk_tiles", "sk_units"):
@@ -213,6 +216,7 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
         reduction_ctas=reduction_ctas,
         raster_order=order,
         raster_swizzle=swizzle,
+        promotion=promotion(work, options),
         predicted_time_us=predict_us(work, choice, peers),
     )
 
@@ -251,6 +255,29 @@ def predict_us(work: Work, choice: Choice, peers: int) -> float:
     return constants.parallel_time_us(iters, peers) if reduces_in_parallel(work, choice) else constants.time_us(iters, peers)
 
 
+def promotion(work: Work, options: Options) -> int:
+    """Elements of k in a chain of tensor-core sums, for float32 outputs; 0: no limit.
+
+    A chain costs accuracy by its length, and ending it costs time: 12 to 16% with 128 elements, 25 to 38% with 64 (float16 squares on
+    an H200). cuBLAS lets chains run where its Hopper kernels take the problem, and sums more accurately elsewhere, where sizes are no
+    multiples of 8. So do we: no limit on the former, 128 on the latter, 64 there if all tiles run at once and time hardly matters.
+    """
+    tile_k = work.spec.tile[2]
+    if options.promotion is not None:
+        if options.promotion % tile_k or (options.promotion and not work.spec.promotable):
+            kernels = "kernels with float32 outputs and small tiles" if not work.spec.promotable else f"multiples of {tile_k}"
+            raise PlanError(f"promotion={options.promotion} does not fit {work.spec.name}; it is for {kernels}")
+        return options.promotion
+    if not work.spec.promotable or not ragged(work.n, work.k):
+        return 0
+    return tile_k * (1 if work.work_tiles <= work.slots else 2)
+
+
+def ragged(n: int, k: int) -> bool:
+    """Whether rows of a, b or c cannot all start on 16 bytes."""
+    return n % 8 != 0 or k % 8 != 0
+
+
 def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
     """The order in which tiles are visited: along the shorter side."""
     if not work.spec.persistent:
@@ -273,6 +300,8 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
     options = options or Options()
     options.check(device)
     best: tuple[float, Work, Choice] | None = None
+    if options.promotion or (options.promotion is None and ragged(n, k)):
+        kernels = [spec for spec in kernels if spec.promotable] or kernels
     for spec in kernels:
         work = measure(m, n, k, spec, device, options.sms)
         for choice in candidates(work, options):

@@ -69,6 +69,7 @@ class PlanStruct(ctypes.Structure):
         ("nondeterministic", c_int32),
         ("raster_along_n", c_int32),
         ("raster_swizzle", c_int32),
+        ("promotion_iters", c_int32),
     )
 
 

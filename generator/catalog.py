@@ -25,10 +25,9 @@ SM90_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int]], ...] = (
     ((128, 256, 64), (1, 1)),
 )
 
-FLOAT32_PROMOTION = 128
-"""Elements of k between promotions in kernels that give float32; what it buys and costs is in results/NOTES.md."""
-PROMOTED_TILE = 128 * 128
-"""The largest tile whose sums fit in registers twice."""
+def fits_twice(tile: tuple[int, int, int]) -> bool:
+    """Whether two consumer warpgroups have registers for the tile's sums and, beside them, for those still in the tensor core."""
+    return tile[0] * tile[1] <= 128 * 128
 
 
 def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[KernelSpec, ...]:
@@ -37,14 +36,11 @@ def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[Kernel
         return ()
     if dtype == "float64":
         return _fp64(generation)
-    if generation == "sm90a" and out_dtype == "float32":
-        return tuple(
-            KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster, promotion=FLOAT32_PROMOTION)
-            for tile, cluster in SM90_TILES
-            if tile[0] * tile[1] <= PROMOTED_TILE
-        )
     if generation == "sm90a":
-        return tuple(KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster) for tile, cluster in SM90_TILES)
+        return tuple(
+            KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster, promotable=out_dtype == "float32" and fits_twice(tile))
+            for tile, cluster in SM90_TILES
+        )
     # The kernel of the Stream-K paper: 128x128x32, four warps of 64x64.
     return (KernelSpec("sm80", "2x", dtype, out_dtype, (128, 128, 32), instruction=(16, 8, 16), warps=(2, 2), stages=4),)
 

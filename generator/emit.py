@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 STOCK_SCHEDULER = "cutlass::gemm::StreamKScheduler"
 PLANNED_SCHEDULER = "cutlass_sk::PlannedStreamK"
-WGMMA_K = 16
 
 TEMPLATE = """\
 // {name}
@@ -38,7 +37,7 @@ def emit(spec: KernelSpec) -> str:
     kernel = emitter.emit(operation)
     if spec.api == "3x":
         kernel = _replaced(kernel, STOCK_SCHEDULER, PLANNED_SCHEDULER)
-        if spec.promotion:
+        if spec.promotable:
             mainloop = f"{operation.procedural_name()}_mainloop,\n"
             kernel = _replaced(kernel, mainloop, f"typename cutlass_sk::PromotedMainloop<{mainloop[:-2]}>::type,\n")
     includes = [header for header in emitter.includes if "adapter" not in header and "device/" not in header]
@@ -50,7 +49,7 @@ def emit(spec: KernelSpec) -> str:
         namespace=f"cutlass_sk_{spec.name}",
         kernel=kernel.strip(),
         operation=operation.procedural_name(),
-        arguments=f", {spec.promotion // WGMMA_K}" if spec.api == "3x" else "",
+        arguments=f", {str(spec.promotable).lower()}" if spec.api == "3x" else "",
     )
 
 

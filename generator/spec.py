@@ -28,7 +28,8 @@ class KernelSpec:
     instruction  (m, n, k) of the tensor-core instruction; for 3.x the wgmma's n follows tile_n.
     warps        (m, n) warps that share the tile (2.x only; 3.x kernels are two consumer warpgroups).
     stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (3.x only).
-    promotion    elements of k after which sums leave the tensor core's accumulators for ordinary float32 additions (3.x; 0: never)
+    promotable   whether a launch may limit how many products are added up in the tensor core before an ordinary float32 addition
+                 takes over their sum (3.x); see include/cutlass_sk/promoted_mainloop.hpp
     layout_a/b   ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library).
     """
 
@@ -41,7 +42,7 @@ class KernelSpec:
     instruction: tuple[int, int, int] = (64, 0, 16)
     warps: tuple[int, int] = (0, 0)
     stages: int = 0
-    promotion: int = 0
+    promotable: bool = False
     layout_a: Layout = "t"
     layout_b: Layout = "t"
 
@@ -50,7 +51,7 @@ class KernelSpec:
         """Unique, readable name: generation, dtypes, tile, cluster or warps, instruction, stages, layouts."""
         tile = "x".join(map(str, self.tile))
         if self.api == "3x":
-            shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}" + (f"_p{self.promotion}" if self.promotion else "")
+            shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}" + ("_p" if self.promotable else "")
         else:
             instruction = "".join(map(str, self.instruction))
             shape = f"{tile}_w{self.warps[0]}x{self.warps[1]}_i{instruction}_s{self.stages}"

@@ -6,6 +6,9 @@ Tests marked ``gpu`` are skipped, with the reason, where no GPU runs every kerne
 from __future__ import annotations
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tests multiply small matrices: threads cost more in barriers than they save
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,8 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def missing_gpu() -> str | None:
     """Why tests marked ``gpu`` cannot run here; None if they can."""
-    import torch
-
     if not torch.cuda.is_available():
         return "a GPU of compute capability 9.0 is needed and torch finds no CUDA GPU."
     capability = torch.cuda.get_device_capability()

@@ -391,6 +391,15 @@ def test_2x_kernels_get_extents_padded_with_zeros(layouts: str, monkeypatch: pyt
     assert ready.result is c and torch.equal(ready.c[:, :70], c)
 
 
+def test_2x_kernels_do_not_write_beside_a_window_of_c() -> None:
+    """Its address and leading dimension are aligned, but whole vectors would reach beyond its last column."""
+    c = numbers(33, 72)[:, :70]
+    assert is_row_major(c, 8)
+    ready = prepare(numbers(33, 48), numbers(48, 72)[:, :70], c, AMPERE, read_c=False)
+    assert ready.result is c and ready.n == 72 and ready.c.untyped_storage().data_ptr() != c.untyped_storage().data_ptr()
+    assert prepare(numbers(33, 48), numbers(48, 72)[:, :70], c, HOPPER, read_c=False).result is None
+
+
 def test_2x_kernels_get_a_column_major_a_only_with_aligned_rows() -> None:
     a, b = numbers(48, 40).t()[:33], numbers(48, 72)  # m = 33 is the contiguous extent of a
     ready = prepare(a, b, numbers(33, 72), AMPERE, read_c=False)

@@ -319,3 +319,12 @@ def test_few_tiles_and_a_long_k_are_shared_and_full_waves_are_not() -> None:
     assert few.decomposition != "data_parallel" and few.peers > 4 and few.efficiency > 8 * few.data_parallel_efficiency
     full = make_plan(128 * 12, 128 * 11, 4096, [HOPPER_SINGLE], H200)
     assert (full.decomposition, full.efficiency, full.grid) == ("data_parallel", 1.0, 132)
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3, 131, 132])
+def test_the_grid_is_no_wider_than_asked(sms: int) -> None:
+    for size in ((4096, 4096, 4096), (128, 128, 16384), (64, 64, 64)):
+        for decomposition in (None, "data_parallel", "stream_k"):
+            forced: Any = {"decomposition": decomposition, "sms": sms}
+            plan = make_plan(*size, families("float16", "float16", "sm90a"), H200, Options(**forced))
+            assert plan.grid <= plan.requested_grid == sms

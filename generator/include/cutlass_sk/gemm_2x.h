@@ -160,7 +160,7 @@ struct Gemm2x {
                       (plan.splits == 1 || (plan.splits <= plan.iters_per_tile && plan.sk_units == int64_t(plan.sk_tiles) * plan.splits)) &&
                       (plan.reduction_ctas == 0 || (plan.sk_units > 0 && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
                       int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
-                      (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1;
+                      (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0;
     if (!fits) {
       return fail(result, CUTLASS_SK_BAD_PLAN,
                   "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit", plan.grid,

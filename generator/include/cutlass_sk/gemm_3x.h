@@ -8,8 +8,8 @@
 
 namespace cutlass_sk {
 
-/// `promotion`: wgmma instructions a chain of sums may be long, for kernels with a PromotedMainloop; else 0.
-template <class Kernel, int promotion>
+/// `promotable`: whether the kernel has a PromotedMainloop, which takes a limit on chains of sums.
+template <class Kernel, bool promotable>
 struct Gemm3x {
   using Scheduler = typename Kernel::TileScheduler;
   using Schedule = typename Scheduler::Schedule;
@@ -60,7 +60,12 @@ struct Gemm3x {
     arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
     arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(request.b);
     arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
-    if constexpr (promotion > 0) arguments.mainloop.mma_promotion_interval = promotion;
+    if constexpr (promotable) {
+      constexpr int64_t never = int64_t(1) << 30;
+      constexpr int64_t mmas_per_tile = kTileK / int(cute::tile_size<2>(typename Kernel::TiledMma{}));
+      int64_t const interval = plan.promotion_iters * mmas_per_tile;
+      arguments.mainloop.mma_promotion_interval = uint32_t(interval > 0 && interval < never ? interval : never);
+    }
     arguments.epilogue.thread.alpha = decltype(arguments.epilogue.thread.alpha)(request.alpha);
     arguments.epilogue.thread.beta = decltype(arguments.epilogue.thread.beta)(request.beta);
     arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(request.c);
@@ -120,6 +125,7 @@ struct Gemm3x {
     bool const fits = covers(plan.tiles_m, kTileM, kClusterM, problem.m) && covers(plan.tiles_n, kTileN, kClusterN, problem.n) &&
                       covers(plan.iters_per_tile, kTileK, 1, problem.k) && plan.grid > 0 && plan.grid % kClusterSize == 0 &&
                       plan.sk_tiles % kClusterSize == 0 && plan.reduction_ctas == 0 &&
+                      plan.promotion_iters >= 0 && (promotable || plan.promotion_iters == 0) &&
                       int64_t(plan.dp_tiles) + plan.sk_tiles == int64_t(plan.tiles_m) * plan.tiles_n;
     if (!fits || !Schedule::valid(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
                                   plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_swizzle)) {
