@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import warnings
 from contextlib import ExitStack
@@ -10,12 +9,12 @@ from typing import Any
 
 import torch
 
-from . import env, operands, planner, workspace
+from . import env, operands, planner
+from .call import CALL_CACHE_SIZE, Call, Signature, enqueue, plain, signature, template
 from .device import Device, real, resolve
 from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, OperandError, PlanError
-from .generator import abi
 from .generator.catalog import GENERATIONS, LAYOUTS, families
 from .generator.spec import Generation, KernelSpec
 from .jit.build import build
@@ -59,16 +58,16 @@ class Gemm:
         if isinstance(device, str) and not device.startswith("cuda"):
             resolve(device)  # an unknown preset is an error here, not at the first plan
         self._device, self._generation = device, generation
-        self._tile = None if tile is None else tuple(tile)
-        self._cluster = None if cluster is None else tuple(cluster)
+        self._tile = _shape("tile", tile, 3)
+        self._cluster = _shape("cluster", cluster, 2)
         self._plans: dict[tuple[Device, int, int, int], Plan] = {}
+        self._calls: dict[Signature, Call] = {}
         for name in (generation,) if generation else GENERATIONS:
             if self._kernels(name):
                 return
         shape = (f" with tile {self._tile}" if self._tile else "") + (f" and cluster {self._cluster}" if self._cluster else "")
-        raise DtypeError(
-            f"no {generation or ''} kernel multiplies {self._dtype} into {self._out_dtype}{shape}; see supported_dtypes()"
-        )
+        kind = f"{generation} kernel" if generation else "kernel"
+        raise DtypeError(f"no {kind} multiplies {self._dtype} into {self._out_dtype}{shape}; see supported_dtypes()")
 
     def __repr__(self) -> str:
         given: dict[str, Any] = {
@@ -126,7 +125,9 @@ class Gemm:
         The options are those of :class:`~cutlass_sk.planner.Options`. No GPU is needed. Raises PlanError naming the option that
         is out of range.
         """
-        options = planner.Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
+        options = planner.Options(
+            decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion
+        )
         device = resolve(self._device)
         if options == planner.Options():
             return self._plan(m, n, k, device)
@@ -162,6 +163,10 @@ class Gemm:
         CPU tensors are multiplied by the reference, which executes the same plan slowly. Raises OperandError or DtypeError before
         anything is launched, LaunchError if the launch fails, and what building a kernel raises on first use.
         """
+        if plan is None and stream is None:
+            repeated = self._repeat(a, b, c, alpha, beta)
+            if repeated is not None:
+                return repeated
         m, n, k = operands.check(a, b, c, self._dtype, self._out_dtype)
         alpha, beta = operands.scalar("alpha", alpha), operands.scalar("beta", beta)
         if a.device.type == "cpu":
@@ -183,37 +188,43 @@ class Gemm:
             m, n = z.shape
             chosen = self._plan(m, n, k, device) if plan is None else self._checked(plan, m, n, k)
             ready = operands.prepare(x, y, z, chosen.kernel, read_c=beta != 0.0)
-            self._launch(ready, chosen, device, alpha, beta)
+            made = self._call(ready, chosen, device)
+            enqueue(made, ready.a.tensor, ready.b.tensor, ready.c, alpha, beta)
             if ready.result is not None:
                 ready.result.copy_(ready.c[:, :n])
+            elif plan is None and ready.a.tensor is a and ready.b.tensor is b and ready.c is c:
+                self._remember(a, b, c, made)
         return c
 
-    def _launch(self, ready: Operands, plan: Plan, device: Device, alpha: float, beta: float) -> None:
+    def _repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor | None:
+        """c, launched at once, if a call with operands of the same signature was made before; else None."""
+        if not (type(alpha) is type(beta) is float and alpha != 0.0 and plain(a) and plain(b)):
+            return None
+        if c is None:
+            if a.dim() != 2 or b.dim() != 2 or torch.cuda.current_device() != a.get_device():
+                return None
+            beta, c = 0.0, a.new_empty(a.shape[0], b.shape[1], dtype=self.out_dtype)
+        elif not plain(c) or torch.cuda.current_device() != a.get_device():
+            return None
+        made = self._calls.get(signature(a, b, c))
+        if made is None or made.overlaps(a.data_ptr(), b.data_ptr(), c.data_ptr()):
+            return None
+        enqueue(made, a, b, c, alpha, beta)
+        return c
+
+    def _call(self, ready: Operands, plan: Plan, device: Device) -> Call:
         spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
         kernel = load_kernel(spec, device.architecture(spec))
-        stream = torch.cuda.current_stream().cuda_stream
         leading_c = operands.leading_dimension(ready.c, spec.alignment_c)
-        launch = abi.LaunchStruct(
-            struct_bytes=ctypes.sizeof(abi.LaunchStruct),
-            device=device.index,
-            programmatic=env.PDL.get(),
-            problem=problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c),
-            plan=plan_struct(plan),
-            a=ready.a.tensor.data_ptr(),
-            b=ready.b.tensor.data_ptr(),
-            c=ready.c.data_ptr(),
-            alpha=alpha,
-            beta=beta,
-            stream=stream,
-        )
-        if plan.sk_units:
-            # Both stay alive until the launch is enqueued; the allocator keeps them from other streams.
-            partials = workspace.partials(plan.partials_bytes, ready.c.device)
-            barriers = workspace.barriers(plan.barrier_bytes, ready.c.device, stream)
-            launch.partials, launch.barriers = partials.data_ptr(), barriers.data_ptr()
-        kernel.launch(launch)
-        # The kernel wrote behind torch's back: let autograd see it.
-        torch.autograd.graph.increment_version(ready.c)
+        problem = problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c)
+        reach = (operands.reach_bytes(tensor) for tensor in (ready.a.tensor, ready.b.tensor, ready.c))
+        return Call(kernel, plan, template(device.index or 0, problem, plan_struct(plan)), *reach)
+
+    def _remember(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, made: Call) -> None:
+        if plain(a) and plain(b) and plain(c):
+            if len(self._calls) >= CALL_CACHE_SIZE:
+                self._calls.clear()
+            self._calls[signature(a, b, c)] = made
 
     def _run_on_cpu(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float, plan: Plan | None
@@ -285,6 +296,15 @@ def _restore(
     cluster: tuple[int, int] | None,
 ) -> Gemm:
     return Gemm(dtype, out_dtype=out_dtype, device=device, generation=generation, tile=tile, cluster=cluster)
+
+
+def _shape(name: str, value: Any, length: int) -> tuple[int, ...] | None:
+    """``tile`` or ``cluster`` as a tuple of whole numbers."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple | list) or len(value) != length or not all(type(size) is int for size in value):
+        raise PlanError(f"{name}={value!r} must be {length} whole numbers")
+    return tuple(value)
 
 
 def _as_stream(stream: Any, device: torch.device) -> torch.cuda.Stream:

@@ -49,9 +49,11 @@ def scalar(name: str, value: Any) -> float:
         if value.device.type != "cpu":
             raise OperandError(f"{name} lies on {value.device}; pass a Python number ({name}.item() waits for the GPU to know it)")
     try:
-        return float(value)
+        if not isinstance(value, (str, bytes, bytearray)):
+            return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise OperandError(f"{name}={value!r} must be a real number") from None
+        pass
+    raise OperandError(f"{name}={value!r} must be a real number")
 
 
 def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, out_dtype: str) -> tuple[int, int, int]:
@@ -196,12 +198,17 @@ def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
         raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(tensor.shape)}")
 
 
+def reach_bytes(tensor: torch.Tensor) -> int:
+    """How many bytes the tensor's elements reach from its address."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * tensor.element_size()
+
+
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """[first, last) byte address that the tensor's elements lie in."""
-    if tensor.numel() == 0:
-        return tensor.data_ptr(), tensor.data_ptr()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return tensor.data_ptr(), tensor.data_ptr() + reach_bytes(tensor)
 
 
 def _bytes(tensor: torch.Tensor) -> str:

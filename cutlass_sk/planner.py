@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
 from . import model
 from .device import Device
@@ -30,8 +32,8 @@ class Options:
                      ``nondeterministic`` lets a kernel add them as they arrive; 2.x kernels keep the fixed order.
     raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
     raster_swizzle   width of the strips in which tiles are visited, in work tiles
-    promotion        elements of k, a multiple of tile_k, that are added up in the tensor core before float32 additions take over; 0:
-                     no limit. For kernels with float32 outputs; more accurate, and slower (see ``promotion``)
+    promotion        elements of k, a multiple of tile_k, that are added up in the tensor core before float32 additions take over;
+                     0: no limit. For kernels with float32 outputs: more accurate, and slower
     """
 
     decomposition: Decomposition | None = None
@@ -51,7 +53,7 @@ class Options:
             ("reduction_mode", REDUCTION_MODES),
             ("raster_order", (None, *RASTER_ORDERS)),
         ):
-            if getattr(self, name) not in allowed:
+            if not isinstance(getattr(self, name), str | None) or getattr(self, name) not in allowed:
                 choices = ", ".join(repr(value) for value in allowed if value is not None)
                 raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
         limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
@@ -104,7 +106,7 @@ class Choice:
 def measure(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int | None) -> Work:
     """Cuts the problem into tiles; PlanError if it is beyond 32-bit tile arithmetic."""
     for name, size in (("m", m), ("n", n), ("k", k)):
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= INT_MAX:
+        if not 1 <= size <= INT_MAX:
             raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = spec.tile, spec.cluster
     requested = sms or device.sms
@@ -130,7 +132,7 @@ def candidates(work: Work, options: Options) -> Iterator[Choice]:
             splits = min(splits, iters, MAX_PEERS)
             if tiles * splits > INT_MAX // 4:
                 raise PlanError(f"splits={splits} of {tiles} tiles make too many parts for one launch")
-            yield Choice(tiles, tiles * splits, splits)
+            yield Choice(tiles, tiles * splits, splits) if splits > 1 else Choice()
     if decomposition in (None, "stream_k"):
         yield from stream_k(work, options)
 
@@ -255,12 +257,21 @@ def predict_us(work: Work, choice: Choice, peers: int) -> float:
     return constants.parallel_time_us(iters, peers) if reduces_in_parallel(work, choice) else constants.time_us(iters, peers)
 
 
+def eligible(kernels: Sequence[KernelSpec], n: int, k: int, device: Device, options: Options) -> Sequence[KernelSpec]:
+    """Kernels whose cluster fits the grid and that can end chains where that is wanted; all of them, if none does."""
+    kernels = [spec for spec in kernels if spec.cluster_size <= (options.sms or device.sms)] or kernels
+    if options.promotion or (options.promotion is None and ragged(n, k)):
+        kernels = [spec for spec in kernels if spec.promotable] or kernels
+    return kernels
+
+
 def promotion(work: Work, options: Options) -> int:
     """Elements of k in a chain of tensor-core sums, for float32 outputs; 0: no limit.
 
-    A chain costs accuracy by its length, and ending it costs time: 12 to 16% with 128 elements, 25 to 38% with 64 (float16 squares on
-    an H200). cuBLAS lets chains run where its Hopper kernels take the problem, and sums more accurately elsewhere, where sizes are no
-    multiples of 8. So do we: no limit on the former, 128 on the latter, 64 there if all tiles run at once and time hardly matters.
+    A chain costs accuracy by its length, and ending it costs time: 12 to 16% with 128 elements, 25 to 38% with 64 (float16 squares
+    on an H200). cuBLAS lets chains run where its Hopper kernels take the problem, and sums more accurately elsewhere, where sizes
+    are no multiples of 8. So do we: no limit on the former, 128 on the latter, 64 there if all tiles run at once and time hardly
+    matters.
     """
     tile_k = work.spec.tile[2]
     if options.promotion is not None:
@@ -299,10 +310,9 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
     """
     options = options or Options()
     options.check(device)
+    m, n, k = (_whole(name, size) for name, size in (("m", m), ("n", n), ("k", k)))
     best: tuple[float, Work, Choice] | None = None
-    if options.promotion or (options.promotion is None and ragged(n, k)):
-        kernels = [spec for spec in kernels if spec.promotable] or kernels
-    for spec in kernels:
+    for spec in eligible(kernels, n, k, device, options):
         work = measure(m, n, k, spec, device, options.sms)
         for choice in candidates(work, options):
             peers = count_peers(choice.shared, work.iters_per_tile, choice.units, choice.splits) if choice.units else 1
@@ -312,3 +322,10 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
     if best is None:
         raise PlanError(f"no decomposition of m={m}, n={n}, k={k} fits {options}")
     return build(best[1], best[2], options)
+
+
+def _whole(name: str, size: SupportsIndex) -> int:
+    """A size as an int: numpy's integers are as good as Python's, bool and float are not."""
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
+    return index(size)

@@ -1,7 +1,6 @@
 """What a kernel is: specs, the catalogue, the CUDA C++ text and the C ABI. Needs no torch, no GPU and no disk."""
 
 from .catalog import families, find, kernels
-from .emit import emit
 from .spec import KernelSpec
 
-__all__ = ["KernelSpec", "emit", "families", "find", "kernels"]
+__all__ = ["KernelSpec", "families", "find", "kernels"]

@@ -25,6 +25,7 @@ SM90_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int]], ...] = (
     ((128, 256, 64), (1, 1)),
 )
 
+
 def fits_twice(tile: tuple[int, int, int]) -> bool:
     """Whether two consumer warpgroups have registers for the tile's sums and, beside them, for those still in the tensor core."""
     return tile[0] * tile[1] <= 128 * 128

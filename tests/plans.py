@@ -79,6 +79,7 @@ def make(
         reduction_ctas=reduction_ctas,
         raster_order=raster_order,
         raster_swizzle=raster_swizzle,
+        promotion=0,
         predicted_time_us=0.0,
     )
 

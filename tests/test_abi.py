@@ -58,6 +58,7 @@ PLAN = Plan(
     reduction_ctas=28,
     raster_order="along_m",
     raster_swizzle=29,
+    promotion=128,
     predicted_time_us=1.0,
 )
 
@@ -168,7 +169,7 @@ def test_plan_struct_carries_every_field() -> None:
     struct = plan_struct(PLAN)
     values = {name: getattr(struct, name) for name in field_names(abi.PlanStruct)}
     same_name = {name: getattr(PLAN, name) for name in values if hasattr(PLAN, name)}
-    own = {"struct_bytes": ctypes.sizeof(abi.PlanStruct), "nondeterministic": 0, "raster_along_n": 0}
+    own = {"struct_bytes": ctypes.sizeof(abi.PlanStruct), "nondeterministic": 0, "raster_along_n": 0, "promotion_iters": 2}
     assert values == same_name | own
     other = plan_struct(replace(PLAN, reduction_mode="nondeterministic", raster_order="along_n"))
     assert (other.nondeterministic, other.raster_along_n) == (1, 1)

@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 
 import cutlass_sk
-from cutlass_sk.generator import emit, families, find, kernels
+from cutlass_sk.generator import families, find, kernels
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
+from cutlass_sk.generator.emit import emit
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec
 
 CATALOGUE = tuple(kernels())
 DIGESTS = """
 import hashlib
-from cutlass_sk.generator import emit, kernels
+from cutlass_sk.generator import kernels
+from cutlass_sk.generator.emit import emit
 print(*(f"{spec.name} {hashlib.sha256(emit(spec).encode()).hexdigest()}" for spec in kernels()), sep="\\n")
 """
 
@@ -93,13 +95,13 @@ def test_every_field_of_a_spec_is_in_its_name() -> None:
         "instruction": (16, 8, 8),
         "warps": (4, 1),
         "stages": 3,
-        "promotion": 64,
+        "promotable": True,
         "layout_a": "n",
         "layout_b": "n",
     }
     hopper, double = find("sm90a_f16_f16_128x128x64_2x1_tt"), find("sm90a_f64_f64_64x64x16_w2x2_i1684_s4_tt")
     assert {field.name for field in fields(KernelSpec)} == {"api", *others}
-    only_3x, only_2x = {"cluster", "promotion"}, {"instruction", "warps", "stages"}
+    only_3x, only_2x = {"cluster", "promotable"}, {"instruction", "warps", "stages"}
     for name, value in others.items():
         for spec, foreign in ((hopper, only_2x), (double, only_3x)):
             if name not in foreign:
@@ -121,7 +123,10 @@ def test_names_are_declared_once_in_their_namespace(spec: KernelSpec) -> None:
     declared = re.findall(r"^(?:using|struct|class)\s+(\w+)", inside, re.MULTILINE)
     assert declared and max(Counter(declared).values()) == 1
     assert re.findall(r"^(?:using|struct|class|typedef|template)\s+(\w+)", outside, re.MULTILINE) == ["Shim"]
-    assert re.search(rf"using Shim = cutlass_sk::Gemm{spec.api}<cutlass_sk_{spec.name}::(\w+)(?:, \d+)?>;", outside)[1] in declared  # type: ignore[index]
+    assert (
+        re.search(rf"using Shim = cutlass_sk::Gemm{spec.api}<cutlass_sk_{spec.name}::(\w+)(?:, (?:true|false))?>;", outside)[1]
+        in declared
+    )  # type: ignore[index]
 
 
 def test_texts_differ_beyond_their_names() -> None:
@@ -130,7 +135,7 @@ def test_texts_differ_beyond_their_names() -> None:
 
 
 def test_an_emitter_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("cutlass_sk.generator.emit")  # the package's attribute of this name is the function
+    module = importlib.import_module("cutlass_sk.generator.emit")
     monkeypatch.setattr(module, "STOCK_SCHEDULER", "cutlass::gemm::AnotherScheduler")
     with pytest.raises(RuntimeError, match="its emitter has changed"):
         emit(find("sm90a_f16_f16_128x128x64_2x1_tt"))

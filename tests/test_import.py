@@ -70,7 +70,8 @@ def test_files_of_the_user_with_our_names_break_nothing(folder_of_a_user: Path) 
 import sys, warnings, torch
 warnings.simplefilter("ignore")
 import cutlass_sk, cutlass_sk.generator, cutlass_sk.ensemble
-from cutlass_sk.generator import emit, find
+from cutlass_sk.generator import find
+from cutlass_sk.generator.emit import emit
 a, b = torch.ones(30, 40, dtype=torch.float16), torch.ones(40, 50, dtype=torch.float16)
 print(bool((cutlass_sk.Gemm(torch.float16).run(a, b) == 40).all()))
 print("Plan(m=30" in repr(cutlass_sk.Gemm("float16").plan(30, 50, 40)))

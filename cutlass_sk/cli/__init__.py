@@ -40,7 +40,7 @@ def options(
 def main() -> None:
     """Runs the command line; the package's own errors, and a full GPU, end it with one red message and exit status 2."""
     try:
-        app()
+        app(prog_name="cutlass-sk")
     except (Error, torch.OutOfMemoryError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -70,6 +70,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "barrier_bytes": "{:,} bytes".format,
     "reduction_ctas": "{} CTAs".format,
     "raster_swizzle": "{} wide".format,
+    "promotion": lambda k: f"every {k} of k" if k else "none",
     "predicted_time_us": "{:.1f} us".format,
 }
 """How a field of a plan is shown; others as they are."""

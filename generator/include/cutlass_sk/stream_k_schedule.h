@@ -76,10 +76,10 @@ struct StreamKSchedule {
     if (workers < 1 || work_tiles_m < 1 || work_tiles_n < 1 || iters < 1 || splits < 1 || swizzle < 1) return false;
     if (work_tiles_m > limit || work_tiles_n > limit || work_tiles_m * work_tiles_n > limit) return false;
     if (sk_tiles < 0 || sk_tiles > work_tiles_m * work_tiles_n || (sk_tiles == 0) != (units == 0)) return false;
-    if (iters > limit || sk_tiles * iters > limit || units < 0 || units > sk_tiles * iters) return false;
+    if (iters >= limit || sk_tiles * iters > limit || units < 0 || units > sk_tiles * iters) return false;
     if (units > workers || (splits > 1 && (splits > iters || units != sk_tiles * splits))) return false;
-    int64_t const peers = splits > 1 ? splits : units > 0 ? iters / (sk_tiles * iters / units) + 2 : 1;
-    return peers <= kMaxPeers && workers + units + work_tiles_m * work_tiles_n <= limit;
+    bool const few_peers = splits > 1 ? splits <= kMaxPeers : units <= kMaxPeers || iters / (sk_tiles * iters / units) + 2 <= kMaxPeers;
+    return few_peers && workers + units + work_tiles_m * work_tiles_n <= limit;
   }
 
   /// The first segment of the work at `position`; invalid past the end.
