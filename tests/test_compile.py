@@ -235,6 +235,8 @@ def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
         return False
     if splits > 1 and (splits > plan["iters_per_tile"] or units != shared * splits):
         return False
+    if plan["promotion_iters"] < 0 or (plan["promotion_iters"] and not spec.promotable):
+        return False
     if spec.persistent:
         workers, rest = divmod(plan["grid"], size)
         counts = workers + units + work_m * work_n
