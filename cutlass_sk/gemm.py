@@ -20,6 +20,7 @@ from .generator.spec import Generation, KernelSpec
 from .jit.build import build
 from .kernel import load_kernel, plan_struct, problem_struct
 from .operands import Operands
+from .options import Options
 from .plan import Decomposition, Plan, RasterOrder, ReductionMode
 
 PLAN_CACHE_SIZE = 4096
@@ -122,14 +123,12 @@ class Gemm:
     ) -> Plan:
         """The plan for c[m, n] = a[m, k] @ b[k, n]: the one with the least predicted time, within what is forced.
 
-        The options are those of :class:`~cutlass_sk.planner.Options`. No GPU is needed. Raises PlanError naming the option that
+        The options are those of :class:`~cutlass_sk.options.Options`. No GPU is needed. Raises PlanError naming the option that
         is out of range.
         """
-        options = planner.Options(
-            decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion
-        )
+        options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         device = resolve(self._device)
-        if options == planner.Options():
+        if options == Options():
             return self._plan(m, n, k, device)
         return planner.make_plan(m, n, k, self._kernels_on(device), device, options)
 

@@ -20,8 +20,9 @@ from cutlass_sk.generator import abi, find
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec
 from cutlass_sk.jit.build import build_one
 from cutlass_sk.kernel import Kernel, QueryResult, load_kernel, plan_struct, problem_struct
+from cutlass_sk.options import INT_MAX, Options
 from cutlass_sk.plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
-from cutlass_sk.planner import INT_MAX, Options, make_plan
+from cutlass_sk.planner import make_plan
 
 pytestmark = pytest.mark.compiles
 
@@ -139,7 +140,8 @@ from cutlass_sk.device import preset
 from cutlass_sk.errors import LaunchError
 from cutlass_sk.generator import abi, find
 from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
-from cutlass_sk.planner import Options, make_plan
+from cutlass_sk.options import Options
+from cutlass_sk.planner import make_plan
 
 spec, architecture = find(sys.argv[1]), sys.argv[2]
 kernel = load_kernel(spec, architecture)

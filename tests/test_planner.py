@@ -19,8 +19,9 @@ from cutlass_sk.device import PRESETS, Device, preset
 from cutlass_sk.errors import PlanError
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
 from cutlass_sk.generator.spec import KernelSpec
+from cutlass_sk.options import INT_MAX, Options
 from cutlass_sk.plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
-from cutlass_sk.planner import INT_MAX, Options, make_plan
+from cutlass_sk.planner import make_plan
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]
 HOPPER = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64), (2, 1))
