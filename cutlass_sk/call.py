@@ -21,12 +21,14 @@ Signature = tuple[object, ...]
 class Call:
     """A launch but for addresses, factors and stream. It holds no tensor.
 
+    programmatic   whether the GPU knows programmatic dependent launch
     a_bytes, b_bytes, c_bytes   how far the operands reach from their addresses
     """
 
     kernel: Kernel
     plan: Plan
     launch: bytes
+    programmatic: bool
     a_bytes: int
     b_bytes: int
     c_bytes: int
@@ -45,14 +47,20 @@ def signature(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Signature:
 
 
 def plain(tensor: torch.Tensor) -> bool:
-    """Whether nothing but its signature matters of a tensor: no subclass, gradient or pending negation."""
-    return type(tensor) is torch.Tensor and tensor.is_cuda and not tensor.requires_grad and not tensor.is_neg()
+    """Whether nothing but its signature matters of a tensor: dense, no subclass or wrapper, no gradient, no pending negation."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cuda
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_neg() or tensor.is_nested)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
 
 
 def enqueue(call: Call, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
     """Launches on the current stream of the current device, which holds the operands."""
     launch = abi.LaunchStruct.from_buffer_copy(call.launch)
-    launch.programmatic = env.PDL.get()
+    launch.programmatic = call.programmatic and env.PDL.get()
     launch.a, launch.b, launch.c = a.data_ptr(), b.data_ptr(), c.data_ptr()
     launch.alpha, launch.beta = alpha, beta
     launch.stream = stream = torch._C._cuda_getCurrentRawStream(launch.device)

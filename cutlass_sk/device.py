@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -64,6 +65,7 @@ PRESETS = {
     "a100": Device("a100", 108, (8, 0), 312.0, 19.5, 2039.0),
 }
 DEFAULT_PRESET = "h200"
+_CUDA_NAME = re.compile(r"cuda(:\d+)?")
 
 
 def toy(sms: int) -> Device:
@@ -75,19 +77,33 @@ def toy(sms: int) -> Device:
 
 def preset(name: str) -> Device:
     """The preset called ``name``: ``h200``, ``h100``, ``a100`` or ``toy:P`` with P SMs."""
+    name = name.lower()
     if name in PRESETS:
         return PRESETS[name]
     head, _, sms = name.partition(":")
-    if head == "toy" and sms.isdecimal() and 1 <= int(sms) <= 1024:
+    if head == "toy" and sms.isdecimal() and len(sms) <= 4 and 1 <= int(sms) <= 1024:
         return toy(int(sms))
-    raise DeviceError(f"device={name!r} is no preset; there are {', '.join(PRESETS)} and toy:P (P from 1 to 1024), or 'cuda'")
+    hint = "; CPU tensors need no device" if name == "cpu" else ""
+    raise DeviceError(f"device={name!r} is no preset; there are {', '.join(PRESETS)} and toy:P (P from 1 to 1024), or 'cuda'{hint}")
+
+
+def check_name(device: object) -> None:
+    """Raises DeviceError for what can be no device, without looking for GPUs."""
+    import torch
+
+    if isinstance(device, str) and not _CUDA_NAME.fullmatch(device):
+        preset(device)
+    elif isinstance(device, torch.device) and device.type != "cuda":
+        raise DeviceError(f"device={device!r} is not a CUDA device; leave it out for CPU tensors, or name a preset such as 'h200'")
+    elif not isinstance(device, Device | str | torch.device | int | None) or isinstance(device, bool):
+        raise DeviceError(f"device={device!r} is neither a CUDA device nor a preset such as 'h200'")
 
 
 def resolve(device: Device | torch.device | str | int | None) -> Device:
     """What ``device`` means: a Device, a preset's name, a CUDA device, or None for the current GPU (without one, h200)."""
     if isinstance(device, Device):
         return device
-    if isinstance(device, str) and not device.startswith("cuda"):
+    if isinstance(device, str) and not _CUDA_NAME.fullmatch(device):
         return preset(device)
     import torch
 
@@ -97,7 +113,7 @@ def resolve(device: Device | torch.device | str | int | None) -> Device:
         return real(torch.cuda.current_device())
     try:
         target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise DeviceError(f"device={device!r} is neither a CUDA device nor a preset: {error}") from None
     if target.type != "cuda":
         raise DeviceError(f"device={device!r} is not a CUDA device; presets are given by name, such as 'h200'")

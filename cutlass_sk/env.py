@@ -32,7 +32,7 @@ class Variable(Generic[T]):
             return self.default
         try:
             return self.read(text)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # RuntimeError: ~user without such a user
             raise EnvironmentVariableError(f"{self.name}={text!r} cannot be used: {error}. {self.doc}") from None
 
 

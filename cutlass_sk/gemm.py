@@ -11,19 +11,22 @@ import torch
 
 from . import env, operands, planner
 from .call import CALL_CACHE_SIZE, Call, Signature, enqueue, plain, signature, template
-from .device import Device, real, resolve
+from .device import Device, check_name, real, resolve
 from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
-from .errors import DtypeError, OperandError, PlanError
-from .generator.catalog import GENERATIONS, LAYOUTS, families
+from .errors import DtypeError, LaunchError, OperandError, PlanError
+from .generator.abi import ProblemStruct
+from .generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
 from .generator.spec import Generation, KernelSpec
 from .jit.build import build
-from .kernel import load_kernel, plan_struct, problem_struct
+from .kernel import Kernel, load_kernel, plan_struct, problem_struct
 from .operands import Operands
 from .options import Options
 from .plan import Decomposition, Plan, RasterOrder, ReductionMode
 
 PLAN_CACHE_SIZE = 4096
+PER_THREAD_STREAM = 2
+"""cudaStreamPerThread: one handle for as many streams as there are threads."""
 
 
 class Gemm:
@@ -56,8 +59,7 @@ class Gemm:
         self._out_dtype = self._dtype if out_dtype is None else name_of(out_dtype)
         if generation is not None and generation not in GENERATIONS:
             raise DtypeError(f"generation={generation!r} is not known; use one of {', '.join(GENERATIONS)}")
-        if isinstance(device, str) and not device.startswith("cuda"):
-            resolve(device)  # an unknown preset is an error here, not at the first plan
+        check_name(device)
         self._device, self._generation = device, generation
         self._tile = _shape("tile", tile, 3)
         self._cluster = _shape("cluster", cluster, 2)
@@ -66,9 +68,7 @@ class Gemm:
         for name in (generation,) if generation else GENERATIONS:
             if self._kernels(name):
                 return
-        shape = (f" with tile {self._tile}" if self._tile else "") + (f" and cluster {self._cluster}" if self._cluster else "")
-        kind = f"{generation} kernel" if generation else "kernel"
-        raise DtypeError(f"no {kind} multiplies {self._dtype} into {self._out_dtype}{shape}; see supported_dtypes()")
+        raise DtypeError(f"no kernel is {self!r}; {_what_exists(self._dtype, self._out_dtype, generation)}")
 
     def __repr__(self) -> str:
         given: dict[str, Any] = {
@@ -121,10 +121,19 @@ class Gemm:
         raster_swizzle: int | None = None,
         promotion: int | None = None,
     ) -> Plan:
-        """The plan for c[m, n] = a[m, k] @ b[k, n]: the one with the least predicted time, within what is forced.
+        """The plan for c[m, n] = a[m, k] @ b[k, n]: the one with the least predicted time, within what is forced. Needs no GPU.
 
-        The options are those of :class:`~cutlass_sk.options.Options`. No GPU is needed. Raises PlanError naming the option that
-        is out of range.
+        decomposition    ``data_parallel``, ``split_k`` or ``stream_k``
+        splits           parts each tile is cut in (implies split_k); more than there are k-tiles counts as one a k-tile
+        sms              how many SMs to plan for
+        sk_tiles         with stream_k: how many tiles to share; all of them: basic Stream-K
+        sk_units         with stream_k: in how many shares
+        reduction_mode   ``deterministic`` (same call, same bits) or ``nondeterministic`` (partials added as they arrive)
+        raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
+        raster_swizzle   width, in work tiles, of the strips in which tiles are visited
+        promotion        limit on chains of tensor-core sums, in elements of k; 0: none. float32 outputs only
+
+        Options says more of each (``cutlass_sk.options``). Raises PlanError naming the option that is out of range.
         """
         options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         device = resolve(self._device)
@@ -155,9 +164,10 @@ class Gemm:
         a       (m, k), ``dtype``; row- or column-major, views included, at any address. Aligned ones (16 bytes, both pointer and
                 leading dimension) are read in place; others are packed by a copy first.
         b       (k, n), likewise
-        c       (m, n), ``out_dtype``; default a new row-major tensor. Row- or column-major and aligned: written in place;
-                otherwise through a temporary. With beta == 0 its old values are never read.
-        plan    from ``plan(m, n, k)``; default the best one. A column-major c is computed as c^T = b^T a^T: plan (n, m, k).
+        c       (m, n), ``out_dtype``; default a new row-major tensor, and then beta must be 0. Row-major and aligned: written in
+                place, and so is a column-major one, as c^T = b^T a^T, unless ``plan`` is given; otherwise through a temporary. With
+                beta == 0 its old values are never read.
+        plan    from ``plan(m, n, k)``; default the best one
 
         CPU tensors are multiplied by the reference, which executes the same plan slowly. Raises OperandError or DtypeError before
         anything is launched, LaunchError if the launch fails, and what building a kernel raises on first use.
@@ -168,6 +178,10 @@ class Gemm:
                 return repeated
         m, n, k = operands.check(a, b, c, self._dtype, self._out_dtype)
         alpha, beta = operands.scalar("alpha", alpha), operands.scalar("beta", beta)
+        if c is None and beta != 0.0:
+            raise OperandError(f"beta={beta} scales c, and no c is given; pass c, or leave beta out")
+        if stream is not None and a.device.type == "cpu":
+            raise OperandError("stream is given, and the operands are CPU tensors; leave it out")
         if a.device.type == "cpu":
             return self._run_on_cpu(a, b, c, alpha, beta, plan)
         device = real(a.device.index)
@@ -178,12 +192,12 @@ class Gemm:
             elif torch.cuda.current_device() != a.device.index:
                 context.enter_context(torch.cuda.device(a.device))
             if c is None:
-                beta, c = 0.0, torch.empty(m, n, dtype=self.out_dtype, device=a.device)
+                c = torch.empty(m, n, dtype=self.out_dtype, device=a.device)
             if m == 0 or n == 0:
                 return c
             if k == 0 or alpha == 0.0:
                 return c.zero_() if beta == 0.0 else c.mul_(beta)
-            x, y, z = (b.t(), a.t(), c.t()) if operands.is_column_major(c) else (a, b, c)
+            x, y, z = (b.t(), a.t(), c.t()) if plan is None and operands.is_column_major(c) else (a, b, c)
             m, n = z.shape
             chosen = self._plan(m, n, k, device) if plan is None else self._checked(plan, m, n, k)
             ready = operands.prepare(x, y, z, chosen.kernel, read_c=beta != 0.0)
@@ -200,9 +214,9 @@ class Gemm:
         if not (type(alpha) is type(beta) is float and alpha != 0.0 and plain(a) and plain(b)):
             return None
         if c is None:
-            if a.dim() != 2 or b.dim() != 2 or torch.cuda.current_device() != a.get_device():
+            if beta != 0.0 or a.dim() != 2 or b.dim() != 2 or torch.cuda.current_device() != a.get_device():
                 return None
-            beta, c = 0.0, a.new_empty(a.shape[0], b.shape[1], dtype=self.out_dtype)
+            c = a.new_empty(a.shape[0], b.shape[1], dtype=self.out_dtype)
         elif not plain(c) or torch.cuda.current_device() != a.get_device():
             return None
         made = self._calls.get(signature(a, b, c))
@@ -216,8 +230,10 @@ class Gemm:
         kernel = load_kernel(spec, device.architecture(spec))
         leading_c = operands.leading_dimension(ready.c, spec.alignment_c)
         problem = problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c)
+        _check_workspace(kernel, problem, plan)
         reach = (operands.reach_bytes(tensor) for tensor in (ready.a.tensor, ready.b.tensor, ready.c))
-        return Call(kernel, plan, template(device.index or 0, problem, plan_struct(plan)), *reach)
+        programmatic = device.capability >= (9, 0)
+        return Call(kernel, plan, template(device.index or 0, problem, plan_struct(plan)), programmatic, *reach)
 
     def _remember(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, made: Call) -> None:
         if plain(a) and plain(b) and plain(c):
@@ -233,7 +249,7 @@ class Gemm:
         _say_once("cutlass_sk: CPU tensors are multiplied by the reference, which executes the plan step by step and is slow")
         (m, k), n = a.shape, b.shape[1]
         if c is None:
-            beta, c = 0.0, torch.empty(m, n, dtype=self.out_dtype)
+            c = torch.empty(m, n, dtype=self.out_dtype, device="cpu")
         if m == 0 or n == 0:
             return c
         if k == 0 or alpha == 0.0:
@@ -251,9 +267,12 @@ class Gemm:
 
     def _kernels_on(self, device: Device) -> tuple[KernelSpec, ...]:
         generation = self._generation or device.generation
-        if kernels := self._kernels(generation):
-            return kernels
-        raise DtypeError(f"{self!r} has no {generation} kernel, which {device.name} needs; leave tile and cluster open")
+        kernels = self._kernels(generation)
+        if not kernels:
+            others = [name for name in GENERATIONS if name != generation and self._kernels(name)]
+            raise DtypeError(f"{self!r} has no {generation} kernel, the default on {device.name}; generation={others[0]!r} has one")
+        device.architecture(kernels[0])  # raises where this GPU cannot run them
+        return kernels
 
     def _plan(self, m: int, n: int, k: int, device: Device) -> Plan:
         key = (device, m, n, k)
@@ -271,10 +290,10 @@ class Gemm:
         if not isinstance(plan, Plan):
             raise PlanError(f"plan is a {type(plan).__name__}; pass what Gemm.plan returns")
         if (plan.m, plan.n, plan.k) != (m, n, k):
-            hint = " (a column-major c is computed as c^T = b^T a^T)" if (plan.m, plan.n, plan.k) == (n, m, k) else ""
-            raise PlanError(f"the plan is for m={plan.m}, n={plan.n}, k={plan.k}; this call needs m={m}, n={n}, k={k}{hint}")
+            raise PlanError(f"the plan is for m={plan.m}, n={plan.n}, k={plan.k}; this call needs m={m}, n={n}, k={k}")
         if (plan.kernel.dtype, plan.kernel.out_dtype) != (self._dtype, self._out_dtype):
             raise PlanError(f"the plan's kernel {plan.kernel} is not for {self._dtype} into {self._out_dtype}")
+        plan.check()
         return plan
 
     def _check_device(self, device: Device) -> None:
@@ -297,6 +316,32 @@ def _restore(
     return Gemm(dtype, out_dtype=out_dtype, device=device, generation=generation, tile=tile, cluster=cluster)
 
 
+def _check_workspace(kernel: Kernel, problem: ProblemStruct, plan: Plan) -> None:
+    """The kernel's word on a plan that may have been altered: what it refuses, or memory it would write beyond, is a PlanError."""
+    try:
+        query = kernel.query(problem, plan_struct(plan))
+    except LaunchError as error:
+        raise PlanError(str(error)) from error
+    if (query.partials_bytes, query.barrier_bytes) != (plan.partials_bytes, plan.barrier_bytes):
+        raise PlanError(
+            f"the plan has partials_bytes={plan.partials_bytes}, barrier_bytes={plan.barrier_bytes}; {plan.kernel} needs "
+            f"{query.partials_bytes} and {query.barrier_bytes}: take plans from Gemm.plan"
+        )
+
+
+def _what_exists(dtype: str, out_dtype: str, generation: Generation | None) -> str:
+    """What a caller may ask for instead: tiles of these dtypes, or else the dtypes that there are."""
+    generations = (generation,) if generation else GENERATIONS
+    tiles = [
+        f"{name} {'x'.join(map(str, s.tile))} {s.cluster[0]}x{s.cluster[1]}"
+        for name in generations
+        for s in families(dtype, out_dtype, name)
+    ]
+    if tiles:
+        return f"for {dtype} -> {out_dtype} there are (tile, cluster) {', '.join(tiles)}"
+    return f"there are {', '.join(f'{inputs} -> {out}' for inputs, out in DTYPES)}"
+
+
 def _shape(name: str, value: Any, length: int) -> tuple[int, ...] | None:
     """``tile`` or ``cluster`` as a tuple of whole numbers."""
     if value is None:
@@ -311,7 +356,9 @@ def _as_stream(stream: Any, device: torch.device) -> torch.cuda.Stream:
         if stream.device != device:
             raise OperandError(f"stream belongs to {stream.device}, the operands lie on {device}")
         return stream
-    if isinstance(stream, int) and not isinstance(stream, bool):
+    if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 2**63:
+        if stream == PER_THREAD_STREAM:
+            raise OperandError("stream=2 is another stream in every thread; pass a torch.cuda.Stream of your own")
         return torch.cuda.ExternalStream(stream, device=device)
     raise OperandError(f"stream is a {type(stream).__name__}; pass a torch.cuda.Stream or a cudaStream_t as an integer")
 

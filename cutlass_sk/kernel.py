@@ -137,6 +137,16 @@ _locks: dict[tuple[KernelSpec, str], threading.Lock] = {}
 _locks_guard = threading.Lock()
 
 
+def _forget_locks() -> None:
+    """In a forked child: whoever held a lock is not there to drop it."""
+    global _locks_guard
+    _locks_guard = threading.Lock()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
 def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
     """The kernel of ``spec`` for ``sm_<architecture>``: loaded once per process, from the cache, or built.
 

@@ -67,9 +67,9 @@ FIXUP_ITERS = {"3x": (5.0, 2.4, 2.4), "2x": (9.0, 8.0, 0.2)}
 
 @lru_cache(maxsize=1024)
 def constants(spec: KernelSpec, device: Device) -> Constants:
-    """The constants of ``spec`` on ``device``: measured ones on an H200, else from the GPU's peak rate."""
+    """The constants of ``spec`` on ``device``: those of an H200 on Hopper GPUs of its size, else from the GPU's peak rate."""
     tile_m, tile_n, tile_k = spec.tile
-    if "h200" in device.name.lower():
+    if (device.capability, device.sms) == ((9, 0), 132):
         measured = MEASURED_H200.get((spec.generation, ELEMENT_BYTES[spec.dtype], spec.tile))
         if measured is not None:
             return measured
@@ -78,6 +78,10 @@ def constants(spec: KernelSpec, device: Device) -> Constants:
     c = 2 * tile_m * tile_n * tile_k / flop_per_us
     b, d, d_parallel = FIXUP_ITERS[spec.api]
     return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c, d_parallel=d_parallel * c)
+
+
+PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
+"""What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
 
 
 def grid_time_us(constants: Constants, tiles: int, iters_per_tile: int, g: int) -> float:

@@ -188,6 +188,8 @@ def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise OperandError(f"{name} is a {kind} tensor; convert it to a plain one (to_dense(), dequantize())")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise OperandError(f"{name} is wrapped by torch.func (vmap, grad or jvp), which run() cannot see into; call it outside")
     if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
         raise OperandError(
             f"{name} has no data (a {'fake' if tensor.device.type != 'meta' else 'meta'} tensor); pass a materialised one"
@@ -196,6 +198,8 @@ def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
         raise DtypeError(f"{name} is {tensor.dtype}, expected {dtype}; convert it, or construct the Gemm for its dtype")
     if tensor.dim() != 2:
         raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(tensor.shape)}")
+    if tensor.numel() and tensor.data_ptr() == 0:
+        raise OperandError(f"{name} has no memory behind it (its storage was resized to 0); pass a tensor with data")
 
 
 def reach_bytes(tensor: torch.Tensor) -> int:

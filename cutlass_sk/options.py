@@ -51,7 +51,7 @@ class Options:
         limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
         for name, limit in {**limits, "promotion": INT_MAX}.items():
             value, least = getattr(self, name), 0 if name == "promotion" else 1
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit):
+            if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value <= limit):
                 of = f" (the SMs of {device.name})" if name == "sms" else ""
                 raise PlanError(f"{name}={value!r} must be a whole number from {least} to {limit}{of}")
         if self.splits is not None and self.decomposition not in (None, "split_k"):

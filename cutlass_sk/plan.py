@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from .errors import PlanError
 from .generator.spec import KernelSpec
 
 Decomposition = Literal["data_parallel", "split_k", "stream_k"]
@@ -65,6 +66,45 @@ class Plan:
     raster_swizzle: int
     promotion: int
     predicted_time_us: float = field(compare=False)
+
+    def __str__(self) -> str:
+        """Three lines for people; ``repr`` has every field."""
+        shared = f"{self.sk_tiles} shared in {self.sk_units} parts, up to {self.peers} a tile; " if self.sk_units else ""
+        return (
+            f"{self.m} x {self.n} x {self.k} on {self.device}: {self.kernel}, {self.decomposition}, "
+            f"{self.predicted_time_us:.1f} us expected\n"
+            f"  {self.tiles_m} x {self.tiles_n} tiles of {self.iters_per_tile} k-tiles: {shared}{self.dp_tiles} whole\n"
+            f"  grid {self.grid} CTAs, {self.waves:.2f} waves, SMs {self.efficiency:.1%} busy ({self.data_parallel_efficiency:.1%} "
+            f"data-parallel), workspace {self.workspace_bytes:,} bytes"
+        )
+
+    def check(self) -> None:
+        """Raises PlanError unless the counts make a schedule that covers the problem once. Kernels check the same."""
+        counts = {field.name: getattr(self, field.name) for field in fields(self) if field.type == "int"}
+        for name, value in counts.items():
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise PlanError(f"the plan's {name}={value!r} is no count; take plans from Gemm.plan")
+        spec, cluster = self.kernel, self.kernel.cluster_size
+        span_m, span_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
+        shared = self.sk_tiles // cluster
+        line = self.iters_per_tile if self.splits > 1 else shared * self.iters_per_tile
+        conditions = {
+            "tiles_m": self.tiles_m == -(-self.m // span_m) * spec.cluster[0],
+            "tiles_n": self.tiles_n == -(-self.n // span_n) * spec.cluster[1],
+            "iters_per_tile": self.iters_per_tile == -(-self.k // spec.tile[2]),
+            "dp_tiles and sk_tiles": self.dp_tiles + self.sk_tiles == self.tiles and self.sk_tiles % cluster == 0,
+            "splits": self.splits == 1 or (1 < self.splits <= self.iters_per_tile and self.sk_units == shared * self.splits),
+            "sk_units": (self.sk_units == 0) == (shared == 0) and (self.splits > 1 or self.sk_units <= line),
+            "raster_swizzle": self.raster_swizzle >= 1,
+            "reduction_ctas": self.reduction_ctas in (0, self.sk_tiles * spec.accumulator_fragments)
+            and (self.reduction_ctas == 0 or self.sk_units > 2 * self.sk_tiles),
+            "grid": self.grid % cluster == 0 and self.grid >= max(self.sk_units, 1) * cluster
+            if spec.persistent
+            else self.grid == self.sk_units + self.dp_tiles + self.reduction_ctas,
+        }
+        wrong = [name for name, holds in conditions.items() if not holds]
+        if wrong:
+            raise PlanError(f"the plan does not hold together in {', '.join(wrong)}: {self!r}; take plans from Gemm.plan")
 
     @property
     def tiles(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import SupportsIndex
 
@@ -53,7 +53,7 @@ class Choice:
     splits: int = 1
 
 
-def measure(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int | None) -> Work:
+def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int | None) -> Work:
     """Cuts the problem into tiles; PlanError if it is beyond 32-bit tile arithmetic."""
     for name, size in (("m", m), ("n", n), ("k", k)):
         if not 1 <= size <= INT_MAX:
@@ -66,6 +66,8 @@ def measure(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int |
     )
     if (work.work_tiles * spec.cluster_size) + slots > INT_MAX // 2:
         raise PlanError(f"m={m}, n={n} make {work.work_tiles} tiles of {spec.name}, too many for one launch; split the problem")
+    if not spec.persistent and k > INT_MAX - 2 * tile_k:  # 2.x kernels count k up to the end of the last k-tile, in 32 bits
+        raise PlanError(f"k={k} is too long for {spec.name}; split the problem")
     return work
 
 
@@ -169,7 +171,7 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
         raster_order=order,
         raster_swizzle=swizzle,
         promotion=promotion(work, options),
-        predicted_time_us=predict_us(work, choice, peers),
+        predicted_time_us=predict_us(work, choice, peers, options),
     )
 
 
@@ -199,9 +201,11 @@ def reduces_in_parallel(work: Work, choice: Choice) -> bool:
     return not work.spec.persistent and choice.units > 2 * choice.shared
 
 
-def predict_us(work: Work, choice: Choice, peers: int) -> float:
+def predict_us(work: Work, choice: Choice, peers: int, options: Options) -> float:
     """The model's time for a decomposition, in microseconds."""
     constants, iters = model.constants(work.spec, work.device), busiest_iters(work, choice)
+    if chain := promotion(work, options):
+        constants = replace(constants, c=constants.c * (1 + model.PROMOTION_COST.get(chain, min(model.PROMOTION_COST.values()))))
     if work.spec.persistent:
         return constants.tree_time_us(iters, peers)
     return constants.parallel_time_us(iters, peers) if reduces_in_parallel(work, choice) else constants.time_us(iters, peers)
@@ -263,10 +267,10 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
     m, n, k = (_whole(name, size) for name, size in (("m", m), ("n", n), ("k", k)))
     best: tuple[float, Work, Choice] | None = None
     for spec in eligible(kernels, n, k, device, options):
-        work = measure(m, n, k, spec, device, options.sms)
+        work = cut_up(m, n, k, spec, device, options.sms)
         for choice in candidates(work, options):
             peers = count_peers(choice.shared, work.iters_per_tile, choice.units, choice.splits) if choice.units else 1
-            time_us = predict_us(work, choice, peers)
+            time_us = predict_us(work, choice, peers, options)
             if best is None or time_us < best[0]:
                 best = (time_us, work, choice)
     if best is None:
@@ -276,6 +280,9 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
 
 def _whole(name: str, size: SupportsIndex) -> int:
     """A size as an int: numpy's integers are as good as Python's, bool and float are not."""
-    if isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
-    return index(size)
+    try:
+        if not isinstance(size, bool):
+            return index(size)
+    except TypeError:
+        pass
+    raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")

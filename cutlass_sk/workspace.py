@@ -35,6 +35,8 @@ def barriers(nbytes: int, device: torch.device, stream: int) -> torch.Tensor:
             buffer = _zeros(nbytes, device)
             _captured[key] = capture, buffer
         return buffer
+    if _captured:
+        _forget_ended_captures()
     found = _barriers.get(key)
     if found is None or found.numel() < nbytes:
         with _guard:
@@ -49,10 +51,21 @@ def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(max(nbytes, MIN_BARRIER_BYTES), dtype=torch.uint8, device=device)
 
 
+def _forget_ended_captures() -> None:
+    """A graph keeps its own memory; a tensor of ours beyond the capture would keep the graph's memory pool from being freed."""
+    for key, (capture, _) in list(_captured.items()):
+        try:
+            if _capture_id(key[1]) == capture:
+                continue
+        except LaunchError:  # the stream is gone
+            pass
+        _captured.pop(key, None)
+
+
 def _capture_id(stream: int) -> int:
     from cuda.bindings import runtime
 
-    error, _, capture, *_ = runtime.cudaStreamGetCaptureInfo(stream)
+    error, status, capture, *_ = runtime.cudaStreamGetCaptureInfo(stream)
     if error != runtime.cudaError_t.cudaSuccess:
         raise LaunchError(f"cudaStreamGetCaptureInfo failed: {error.name}")
-    return int(capture)
+    return int(capture) if status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive else 0

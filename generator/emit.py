@@ -32,6 +32,7 @@ CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 
 def emit(spec: KernelSpec) -> str:
     """The translation unit of ``spec``: includes, the CUTLASS kernel type, and the exported C ABI around it."""
+    _check(spec)
     operation = _operation_3x(spec) if spec.api == "3x" else _operation_2x(spec)
     emitter = _emitter(spec)
     kernel = emitter.emit(operation)
@@ -51,6 +52,16 @@ def emit(spec: KernelSpec) -> str:
         operation=operation.procedural_name(),
         arguments=f", {str(spec.promotable).lower()}" if spec.api == "3x" else "",
     )
+
+
+def _check(spec: KernelSpec) -> None:
+    """Raises ValueError for a tile that no kernel can have, before nvcc says so at length."""
+    tile_m, tile_n, tile_k = spec.tile
+    if spec.api == "3x":
+        if tile_m % 128 or tile_n % 8 or tile_n > 256 or tile_k % 16 or min(spec.tile) < 1:
+            raise ValueError(f"{spec.name}: two warpgroups need tile_m in steps of 128, tile_n of 8 up to 256, tile_k of 16")
+    elif spec.stages < 2 or min(spec.warps) < 1 or tile_m % spec.warps[0] or tile_n % spec.warps[1]:
+        raise ValueError(f"{spec.name}: warps must divide the tile, and there must be two stages or more")
 
 
 def _replaced(text: str, old: str, new: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import threading
@@ -263,3 +264,23 @@ def test_failed_build_is_tried_again(library: Callable[..., Path], monkeypatch: 
     with pytest.raises(KernelError, match="first"):
         load_kernel(SPEC, "90a")
     assert load_kernel(SPEC, "90a").description.name == "fake"
+
+
+def test_a_fork_while_a_kernel_is_loading_leaves_no_lock_behind() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with kernel_module._locks_guard:
+            held.set()
+            done.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if kernel_module._locks_guard.acquire(timeout=5) else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_sk.errors import CompileError, DeviceError
+from cutlass_sk.errors import CompileError, DeviceError, ToolchainError
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.jit.build import Source, build, compile_source, compile_sources
 from cutlass_sk.jit.cache import Cache
@@ -53,7 +54,8 @@ class CountingNvcc:
         self.log, self.hang = folder / "compilations", folder / "hang"
         path = folder / "nvcc"
         path.write_text(
-            f'#!/bin/sh\ncase "$*" in *-shared*) echo $$ $TMPDIR >> "{self.log}"; test -e "{self.hang}" && sleep 60;; esac\n'
+            f'#!/bin/sh\ncase "$*" in *-shared*) echo $$ $(cd "$TMPDIR" && pwd) >> "{self.log}"\n'
+            f'test -e "{self.hang}" && sleep 60;; esac\n'
             f'exec "{find_toolchain().nvcc}" "$@"\n'
         )
         path.chmod(0o755)
@@ -134,6 +136,23 @@ def test_build_then_hit(nvcc: CountingNvcc, root: Path, tmp_path: Path, monkeypa
     assert list(work.iterdir()) == list(temporary.iterdir()) == scratch_left(root) == []
     needed = subprocess.run(["readelf", "-d", str(entry.library)], capture_output=True, text=True, check=True).stdout
     assert "libcuda.so" not in needed and "libcudart.so" not in needed
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'say "so"', "$HOME", "`id`", "$(touch injected)", "\u00e9t\u00e9"])
+def test_a_cache_under_any_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvcc hands its TMPDIR to a shell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(tmp_path / name))
+    assert compile_source("tiny", TEXT, "90a").library.is_file()
+    assert not (tmp_path / "injected").exists()
+
+
+def test_something_in_the_place_of_the_cache_is_one_clear_error(root: Path) -> None:
+    entry = compile_source("tiny", TEXT, "90a")
+    shutil.rmtree(entry.path.parent)
+    entry.path.parent.write_text("not a directory")
+    with pytest.raises(ToolchainError, match="tiny cannot be built in the kernel cache"):
+        compile_source("tiny", TEXT, "90a")
 
 
 def test_damaged_library_is_built_again(nvcc: CountingNvcc) -> None:

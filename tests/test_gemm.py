@@ -156,10 +156,14 @@ def test_an_unknown_dtype_is_named(given: Any) -> None:
     ("given", "error", "message"),
     [
         ({"generation": "sm70"}, DtypeError, "generation='sm70' is not known; use one of sm90a, sm80"),
-        ({"out_dtype": "float64"}, DtypeError, "kernel multiplies float16 into float64; see supported_dtypes"),
-        ({"tile": (1, 2, 3)}, DtypeError, r"float16 into float16 with tile \(1, 2, 3\)"),
-        ({"cluster": (4, 4)}, DtypeError, r"float16 into float16 and cluster \(4, 4\)"),
-        ({"generation": "sm80", "cluster": (2, 1)}, DtypeError, r"no sm80 kernel .* and cluster \(2, 1\)"),
+        ({"out_dtype": "float64"}, DtypeError, "there are float16 -> float16, float16 -> float32"),
+        (
+            {"tile": (1, 2, 3)},
+            DtypeError,
+            r"tile=\(1, 2, 3\)\); for float16 -> float16 there are \(tile, cluster\) sm90a 128x128x64 2x1",
+        ),
+        ({"cluster": (4, 4)}, DtypeError, r"cluster=\(4, 4\)\); for float16 -> float16 there are"),
+        ({"generation": "sm80", "cluster": (2, 1)}, DtypeError, r"generation='sm80', cluster=\(2, 1\)\); .* sm80 128x128x32 1x1$"),
         ({"device": "v100"}, DeviceError, "device='v100' is no preset; there are h200, h100, a100 and toy:P"),
         ({"device": "toy:0"}, DeviceError, "device='toy:0'"),
         ({"device": "toy:1025"}, DeviceError, "device='toy:1025'"),
@@ -174,7 +178,7 @@ def test_what_cannot_be_made_is_refused_at_once(given: dict[str, Any], error: ty
 
 
 def test_a_kernel_that_the_device_lacks_is_refused_when_planned() -> None:
-    with pytest.raises(DtypeError, match=r"no sm80 kernel, which a100 needs; leave tile and cluster open"):
+    with pytest.raises(DtypeError, match=r"no sm80 kernel, the default on a100; generation='sm90a' has one"):
         Gemm("float16", device="a100", tile=(128, 128, 64)).plan(64, 64, 64)
     old = Device("old", 80, (7, 0), 100.0, 7.0, 900.0)
     with pytest.raises(DeviceError, match=r"old has compute capability 7\.0; kernels exist for 8\.x and 9\.0"):
@@ -230,9 +234,11 @@ def test_alpha_and_beta(alpha: Any, beta: Any) -> None:
     assert torch.equal(c, float(alpha) * product_of(a, b) + float(beta) * before)
 
 
-def test_a_new_c_has_no_old_values_whatever_beta_is() -> None:
+def test_a_new_c_has_no_old_values_for_beta() -> None:
     a, b = operands(40, 50, 60)
-    assert torch.equal(Gemm("float16").run(a, b, beta=7.0).double(), product_of(a, b))
+    with pytest.raises(OperandError, match=r"beta=7.0 scales c, and no c is given"):
+        Gemm("float16").run(a, b, beta=7.0)
+    assert torch.equal(Gemm("float16").run(a, b, beta=-0.0).double(), product_of(a, b))
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.0])
@@ -272,7 +278,7 @@ def test_an_empty_c(shape: tuple[int, int, int], given: bool) -> None:
     m, n, k = shape
     a, b = torch.empty(m, k, dtype=torch.float16), torch.empty(k, n, dtype=torch.float16)
     c = torch.empty(m, n, dtype=torch.float16) if given else None
-    result = Gemm("float16").run(a, b, c, beta=2.0)
+    result = Gemm("float16").run(a, b, c, beta=2.0 if given else 0.0)
     assert result.shape == (m, n) and (c is None or result is c)
 
 
@@ -328,7 +334,7 @@ def test_a_plan_that_does_not_fit_is_refused_and_c_is_untouched() -> None:
     c = torch.full((20, 30), 7.0, dtype=torch.float16)
     refused: list[tuple[Any, str]] = [
         (gemm.plan(20, 30, 41), "the plan is for m=20, n=30, k=41; this call needs m=20, n=30, k=40$"),
-        (gemm.plan(30, 20, 40), r"m=20, n=30, k=40 \(a column-major c is computed as c\^T = b\^T a\^T\)"),
+        (gemm.plan(30, 20, 40), "the plan is for m=30, n=20, k=40; this call needs m=20, n=30, k=40$"),
         (Gemm("bfloat16", device="h200").plan(20, 30, 40), "kernel sm90a_bf16_bf16_.* is not for float16 into float16"),
         (Gemm("float16", out_dtype="float32", device="h200").plan(20, 30, 40), "_f16_f32_.* is not for float16 into float16"),
         ("stream_k", "plan is a str; pass what Gemm.plan returns"),
@@ -348,6 +354,34 @@ def test_a_plan_that_loses_work_is_refused() -> None:
         gemm.run(a, b, plan=replace(plan, kernel=replace(plan.kernel, dtype="bfloat16")))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"grid": value} for value in (0, -1, 2.5)),
+        *({"dp_tiles": value} for value in (0, -5)),
+        *({name: 0} for name in ("iters_per_tile", "tiles_m", "sk_units", "splits", "raster_swizzle")),
+        *({"m": 7}, {"sk_units": 10**9}, {"splits": 3}, {"reduction_ctas": 4}),
+    ],
+    ids=str,
+)
+def test_an_altered_plan_is_refused(change: dict[str, Any]) -> None:
+    gemm = Gemm("float16", device="h200")
+    a, b = operands(200, 300, 400)
+    plan = gemm.plan(200, 300, 400, decomposition="stream_k", sms=3)
+    with pytest.raises(PlanError):
+        gemm.run(a, b, plan=replace(plan, **change))
+
+
+def test_every_plan_of_the_planner_holds_together() -> None:
+    for gemm in (Gemm("float16", device="h200"), Gemm("float64", device="h200"), Gemm("float16", device="a100")):
+        for m, n, k in ((1, 1, 1), (200, 300, 4000), (5000, 3000, 77)):
+            gemm.plan(m, n, k).check()
+            gemm.plan(m, n, k, splits=5).check()
+            gemm.plan(m, n, k, splits=1).check()
+            gemm.plan(m, n, k, decomposition="stream_k", sms=7).check()
+            gemm.plan(m, n, k, decomposition="data_parallel").check()
+
+
 def test_the_cpu_is_mentioned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_module, "_said", set())
     a, b = operands(4, 4, 4)
@@ -365,7 +399,7 @@ def test_debug_prints_each_new_plan_once(monkeypatch: pytest.MonkeyPatch, capfd:
     a, b = operands(9, 8, 7)
     for _ in range(2):
         gemm.run(a, b)
-    assert capfd.readouterr().err.count("Plan(m=9, n=8, k=7") == 1
+    assert capfd.readouterr().err.count("9 x 8 x 7 on h200: sm90a_") == 1
 
 
 def test_threads_share_a_gemm() -> None:

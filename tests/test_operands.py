@@ -426,3 +426,16 @@ def test_the_leading_dimension_of_a_single_row_is_aligned() -> None:
     assert leading_dimension(numbers(1, 13), 8) == 16
     assert leading_dimension(numbers(4, 16), 8) == 16
     assert leading_dimension(window(buffer(), (4, 1), (8, 3), 0), 8) == 8
+
+
+def test_a_tensor_whose_memory_was_given_back_is_refused() -> None:
+    a, b = torch.ones(4, 5, dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16)
+    a.untyped_storage().resize_(0)
+    with pytest.raises(OperandError, match="a has no memory behind it"):
+        Gemm("float16").run(a, b)
+
+
+def test_wrappers_of_torch_func_are_refused() -> None:
+    a, b = torch.ones(2, 4, 5, dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16)
+    with pytest.raises(OperandError, match=r"a is wrapped by torch.func"):
+        torch.func.vmap(lambda x: Gemm("float16").run(x, b))(a)

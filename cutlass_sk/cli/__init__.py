@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -39,6 +40,8 @@ def options(
 
 def main() -> None:
     """Runs the command line; the package's own errors, and a full GPU, end it with one red message and exit status 2."""
+    # A build that is told to end takes its compilers with it, as it does at an interrupt.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app(prog_name="cutlass-sk")
     except (Error, torch.OutOfMemoryError) as error:

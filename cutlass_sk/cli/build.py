@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..errors import DtypeError
 from ..generator.catalog import kernels
@@ -16,19 +16,24 @@ from ..jit.cache import Entry
 from .options import DtypeOption, GenerationOption, Layouts, OutDtypeOption, extents
 from .size import device_code_bytes
 
+SECONDS_A_KERNEL = 40
+
 
 def build(
     dtype: DtypeOption = "float16",
     out_dtype: OutDtypeOption = None,
     generation: GenerationOption = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", help="Compile target: 90a, 80, 86, 89 or 90.  [default: first of the generation]")
+        str | None, typer.Option("--arch", help="Compile target: 90a, 80, 86, 89 or 90.  \\[default: first of the generation]")
     ] = None,
-    tile: Annotated[str | None, typer.Option("--tile", help="Only this tile, such as 128x128x64.  [default: all]")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Only this cluster, such as 2x1.  [default: all]")] = None,
-    layout: Annotated[Layouts | None, typer.Option("--layout", help="Only these layouts of a and b.  [default: all four]")] = None,
+    tile: Annotated[str | None, typer.Option("--tile", help="Only this tile, such as 128x128x64.  \\[default: all]")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Only this cluster, such as 2x1.  \\[default: all]")] = None,
+    layout: Annotated[
+        Layouts | None, typer.Option("--layout", help="Only these layouts of a and b.  \\[default: all four]")
+    ] = None,
 ) -> None:
-    """Compile kernels into the cache. Needs nvcc, no GPU; about 30 s a kernel."""
+    """Compile kernels into the cache. Needs nvcc, no GPU; about 40 s a kernel and core."""
+    arch = None if arch is None else arch.removeprefix("sm_")
     chosen_tile = None if tile is None else extents(tile, 3)
     chosen_cluster = None if cluster is None else extents(cluster, 2)
     specs = [
@@ -41,13 +46,19 @@ def build(
         and layout in (None, spec.layout_a + spec.layout_b)
     ]
     if not specs:
-        raise DtypeError("no kernel fits these options; `python -m cutlass_sk.generator list` lists all kernels")
+        near = sorted({"x".join(map(str, s.tile)) for s in kernels() if (s.dtype, s.out_dtype) == (dtype, out_dtype or dtype)})
+        raise DtypeError(
+            f"no kernel fits these options; tiles for {dtype} -> {out_dtype or dtype}: {', '.join(near) or 'none'}; "
+            f"targets: {', '.join(sum(ARCHITECTURES.values(), ()))}. `python -m cutlass_sk.generator list` lists all"
+        )
+    count = f"{len(specs)} kernel{'' if len(specs) == 1 else 's'}"
+    Console(stderr=True).print(f"{count}, about {SECONDS_A_KERNEL} s each on one core where the cache lacks them", highlight=False)
     Console().print(build_table(build_kernels(specs, arch)))
 
 
 def build_table(entries: list[Entry]) -> Table:
     """One compiled kernel a row."""
-    table = Table("kernel", "target")
+    table = Table(Column("kernel", overflow="fold"), "target")
     for heading in ("compiled in s", "bytes", "GPU code bytes"):
         table.add_column(heading, justify="right")
     for entry in entries:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from ..device import real
@@ -80,12 +82,21 @@ def _print_plans(console: Console, problems: dict[str, Planned]) -> None:
         console.print(f"  {plan.kernel}\n  {plan.decomposition}{shared}; grid {plan.grid} CTAs", highlight=False)
         console.print(f"  SMs busy {_bar(planned.data_parallel.efficiency)} plain data-parallel", highlight=False)
         console.print(f"           {_bar(plan.efficiency)} this plan", highlight=False)
-        console.print(f"  {why(planned)}\n", highlight=False)
+        console.print(Padding(why(planned), (0, 0, 1, 2)), highlight=False)
 
 
 def _bar(share: float) -> str:
     full = round(share * BAR)
-    return "█" * full + "░" * (BAR - full) + f" {share:6.1%}"
+    filled, empty = ("█", "░") if _can_print("█░") else ("#", ".")
+    return filled * full + empty * (BAR - full) + f" {share:6.1%}"
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _draw_schedules(console: Console) -> None:
@@ -106,7 +117,7 @@ def _draw_schedules(console: Console) -> None:
 
 
 def _compile_one(console: Console) -> None:
-    console.print(f"[bold]Compiling[/] {COMPILED} for sm_90a (about 30 s the first time)", highlight=False)
+    console.print(f"[bold]Compiling[/] {COMPILED} for sm_90a (about 40 s the first time)", highlight=False)
     start = time.perf_counter()
     entry = build_one(find(COMPILED), "90a")
     took, code_bytes = time.perf_counter() - start, device_code_bytes(entry.library)

@@ -13,7 +13,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from .. import __version__
 from ..device import Device, real
@@ -65,11 +64,13 @@ def _run_verdict(runs: bool, compiles: bool) -> str:
 
 
 def _print(findings: list[Finding]) -> None:
-    table = Table("", "", Column(overflow="fold"), Column("remedy", overflow="fold"), show_lines=True)
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[finding.works]
-        table.add_row(finding.name, mark, escape(finding.value), escape(finding.remedy))
-    Console().print(table)
+        mark = {True: "[green]ok[/]", False: "[red]no[/]", None: " -"}[finding.works]
+        console.print(f"{mark}  {finding.name:{width}}  {escape(finding.value)}")
+        if finding.remedy:
+            console.print(f"    {'':{width}}  -> {escape(finding.remedy)}")
 
 
 def _gpu() -> Iterator[Finding]:

@@ -18,22 +18,22 @@ N = Annotated[int, typer.Argument(metavar="N", help="Columns of b and c.")]
 K = Annotated[int, typer.Argument(metavar="K", help="Columns of a, rows of b.")]
 
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Element type of a and b.")]
-OutDtypeOption = Annotated[OutDtype | None, typer.Option("--out-dtype", help="Element type of c.  [default: that of a and b]")]
+OutDtypeOption = Annotated[OutDtype | None, typer.Option("--out-dtype", help="Element type of c.  \\[default: that of a and b]")]
 GenerationOption = Annotated[
-    Generation | None, typer.Option("--generation", help="Kernel generation.  [default: the newest that the GPU runs]")
+    Generation | None, typer.Option("--generation", help="Kernel generation.  \\[default: the newest that the GPU runs]")
 ]
 LayoutOption = Annotated[Layouts, typer.Option("--layout", help="Layouts of a and b; t is row-major, n column-major.")]
 DecompositionOption = Annotated[
-    Decomposition | None, typer.Option("--decomposition", help="Force a decomposition.  [default: the fastest expected]")
+    Decomposition | None, typer.Option("--decomposition", help="Force a decomposition.  \\[default: the fastest expected]")
 ]
 SplitsOption = Annotated[int | None, typer.Option("--splits", help="Parts each tile is cut in; implies split_k.")]
-SmsOption = Annotated[int | None, typer.Option("--sms", help="Use so many SMs.  [default: all]")]
+SmsOption = Annotated[int | None, typer.Option("--sms", help="Use so many SMs.  \\[default: all]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def extents(text: str, count: int) -> tuple[int, ...]:
     """``128x256x64`` as numbers, of which there must be ``count``."""
     parts = text.split("x")
-    if len(parts) != count or not all(part.isdecimal() for part in parts):
+    if len(parts) != count or not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise typer.BadParameter(f"{text!r} must be {count} whole numbers with x between them, such as {'x'.join(['128'] * count)}")
     return tuple(map(int, parts))

@@ -26,7 +26,7 @@ from .planned import plan_problem, plan_table, why
 
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="h200, h100, a100, toy:P (P SMs) or a CUDA device.  [default: the GPU here, else h200]"),
+    typer.Option("--device", help="h200, h100, a100, toy:P (P SMs) or a CUDA device.  \\[default: the GPU here, else h200]"),
 ]
 
 

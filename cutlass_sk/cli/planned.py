@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ..errors import PlanError
 from ..gemm import Gemm
 from ..generator.spec import Generation, Layout
 from ..plan import Decomposition, Plan
@@ -44,7 +45,10 @@ def plan_problem(
     kernel = plan.kernel
     alone = Gemm(dtype, out_dtype=out_dtype, generation=kernel.generation, device=device, tile=kernel.tile, cluster=kernel.cluster)
     data_parallel = alone.plan(m, n, k, decomposition="data_parallel", sms=sms)
-    stream_k = alone.plan(m, n, k, decomposition="stream_k", sms=sms)
+    try:
+        stream_k = alone.plan(m, n, k, decomposition="stream_k", sms=sms)
+    except PlanError:  # too long a line for 32 bits; there is no such twin then
+        stream_k = data_parallel
     layout_a, layout_b = layouts(layout)
     return Planned(gemm, *(replace(p, kernel=p.kernel.with_layouts(layout_a, layout_b)) for p in (plan, data_parallel, stream_k)))
 
@@ -88,14 +92,21 @@ def plan_table(plan: Plan) -> Table:
 def why(planned: Planned) -> str:
     """One sentence: what the plan gains over plain data-parallel, or why it is that."""
     plan, plain, stream_k = planned.plan, planned.data_parallel, planned.stream_k
-    tiles = f"{plain.tiles} tile{'s' if plain.tiles > 1 else ''}"
-    waves = f"{tiles} on {plain.requested_grid} SMs, {plain.waves:.2f} waves"
+    waves = f"{_count(plain.tiles, 'tile')} on {_count(plain.requested_grid, 'SM')}, {plain.waves:.2f} waves"
+    if plain.tiles * plain.iters_per_tile <= plan.kernel.cluster_size:
+        return f"There is one k-tile ({waves}): nothing to share, {plan.predicted_time_us:.1f} us expected."
     if plan.decomposition == "data_parallel":
         return (
             f"Data-parallel ({waves}) keeps the SMs {plan.efficiency:.1%} busy; Stream-K would reach {stream_k.efficiency:.1%} "
             f"and is expected to take {stream_k.predicted_time_us:.1f} us, against {plan.predicted_time_us:.1f} us."
         )
+    gain = "faster" if plan.predicted_time_us < plain.predicted_time_us else "not faster"
     return (
         f"Plain data-parallel ({waves}) would keep the SMs {plain.efficiency:.1%} busy; this plan shares k and reaches "
-        f"{plan.efficiency:.1%}: {plan.predicted_time_us:.1f} us expected instead of {plain.predicted_time_us:.1f} us."
+        f"{plan.efficiency:.1%}. It is expected to be {gain}: {plan.predicted_time_us:.1f} us against "
+        f"{plain.predicted_time_us:.1f} us."
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import env
-from ..errors import CompileError, DeviceError
+from ..errors import CompileError, DeviceError, ToolchainError
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
-from .cache import LIBRARY, SOURCE, Cache, Cancelled, Entry, Metadata
+from .cache import LIBRARY, REMEDY, SOURCE, Cache, Cancelled, Entry, Metadata
 from .key import kernel_key
 from .progress import show_progress
 from .toolchain import Toolchain, find_toolchain
@@ -121,6 +121,13 @@ def _compile_all(missing: dict[str, Source], cache: Cache, toolchain: Toolchain,
 
 
 def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
+    try:
+        return _compile_locked(key, source, cache, toolchain, cancelled)
+    except OSError as error:  # a full disk, or something else than the cache's own files in its place
+        raise ToolchainError(f"{source.name} cannot be built in the kernel cache {cache.root}: {error}; {REMEDY}") from error
+
+
+def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
     with cache.lock(key, cancelled):
         if (entry := cache.lookup(key)) is not None:  # another process was faster
             return entry
@@ -162,7 +169,7 @@ def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tup
     """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
     # The key does not see nvcc's own environment variables, so nvcc must not either.
     environment = {name: value for name, value in os.environ.items() if name not in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")}
-    environment["TMPDIR"] = str(directory)
+    environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
     log = directory / "log.txt"
     with (
         log.open("wb") as output,
@@ -183,4 +190,4 @@ def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tup
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, log.read_text(errors="replace")
+    return process.returncode, log.read_text(encoding="utf-8", errors="replace")

@@ -90,12 +90,14 @@ class Cache:
         """The entry, if it is there and its files have the recorded sizes and digests."""
         path = self.entry_path(key)
         try:
+            if not all((path / name).is_file() for name in (METADATA, LIBRARY, SOURCE)):
+                return None
             record = json.loads((path / METADATA).read_bytes())
             files = {name: _fingerprint(path / name) for name in (LIBRARY, SOURCE)}
             if record.pop("files") != files or record.pop("key") != key:
                 return None
             return Entry(key=key, path=path, library_bytes=files[LIBRARY]["bytes"], **record)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     @contextmanager
@@ -112,11 +114,13 @@ class Cache:
                     break
                 except OSError as error:
                     if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise ToolchainError(f"the kernel cache {self.root} cannot be locked: {error}; {_REMEDY}") from error
+                        raise ToolchainError(f"the kernel cache {self.root} cannot be locked: {error}; {REMEDY}") from error
                 if cancelled.wait(LOCK_POLL_SECONDS):
                     raise Cancelled
             yield
         finally:
+            # Not by closing alone: a process forked meanwhile would keep the lock as long as it lives.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     @contextmanager
@@ -144,7 +148,7 @@ class Cache:
         (new / METADATA).write_text(json.dumps({"key": key, **asdict(metadata), "files": files}, indent=1) + "\n")
         path = self.entry_path(key)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        if path.exists():
+        if os.path.lexists(path):
             path.rename(old)
         new.rename(path)
         shutil.rmtree(self._failed(key), ignore_errors=True)
@@ -154,7 +158,7 @@ class Cache:
         """Keeps the source and the log of a build that failed; returns the path of the kept source."""
         failed = self._failed(key)
         failed.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (failed / "log.txt").write_text(log)
+        (failed / "log.txt").write_text(log, encoding="utf-8", errors="replace")
         return (directory / SOURCE).replace(failed / SOURCE)
 
     def _failed(self, key: str) -> Path:
@@ -169,13 +173,13 @@ class Cache:
             directory.mkdir(mode=0o700, exist_ok=True)
             writable = os.access(directory, os.W_OK)
         except OSError as error:
-            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {error}; {_REMEDY}") from error
+            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {error}; {REMEDY}") from error
         if not writable:
-            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {directory} is read-only; {_REMEDY}")
+            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {directory} is read-only; {REMEDY}")
         return directory
 
 
-_REMEDY = "set CUTLASS_SK_CACHE_DIR to a directory that can be written"
+REMEDY = "set CUTLASS_SK_CACHE_DIR to a directory that can be written"
 
 
 def _default_root() -> Path:
@@ -183,7 +187,7 @@ def _default_root() -> Path:
 
     root = user_cache_path("cutlass_sk")
     if not root.is_absolute():  # without HOME and without a user entry, "~" stays as it is
-        raise ToolchainError(f"the user has no cache directory ({root} is not absolute): {_REMEDY}")
+        raise ToolchainError(f"the user has no cache directory ({root} is not absolute): {REMEDY}")
     return root
 
 

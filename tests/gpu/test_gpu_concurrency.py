@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -73,6 +75,26 @@ def test_a_captured_graph_replays_100_times(spec: KernelSpec) -> None:
         graph.replay()
         wrong = sum((c != expected).sum() for c, (*_, expected) in zip(outputs, work, strict=True))
         assert int(wrong) == 0
+
+
+def test_the_first_call_of_a_process_may_be_captured() -> None:
+    """Nothing is loaded yet: the kernel, its shared memory limit and the flags all come within the capture."""
+    program = """
+import torch
+from cutlass_sk import Gemm
+a, b = torch.randn(256, 4096, device="cuda").half(), torch.randn(4096, 256, device="cuda").half()
+gemm, c = Gemm("float16", tile=(128, 128, 64), cluster=(2, 1)), torch.zeros(256, 256, device="cuda").half()
+plan = gemm.plan(256, 256, 4096, splits=8)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    gemm.run(a, b, c, plan=plan)
+for _ in range(3):
+    c.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(c, gemm.run(a, b, plan=plan))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_two_graphs_and_eager_launches_at_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import KERNELS, gemm_of, operands, poisoned
@@ -124,6 +126,52 @@ def test_a_failing_launch_names_status_and_cuda_error(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     torch.cuda.synchronize()
     assert torch.allclose(gemm.run(a, b).float(), (a.float() @ b.float()), atol=0.1)
+
+
+def test_a_repeated_call_refuses_what_the_first_one_does() -> None:
+    """A call that was made before skips the checks; what looks like it but is something else must not get through."""
+    gemm = Gemm("float16")
+    a, b = torch.randn(64, 64, device="cuda").half(), torch.randn(64, 64, device="cuda").half()
+    c = torch.empty(64, 64, device="cuda").half()
+    for _ in range(3):
+        gemm.run(a, b, c)
+        gemm.run(a, b)
+    again = torch.equal(gemm.run(a, b), c)
+    assert again
+    gone = a.clone()
+    gone.untyped_storage().resize_(0)
+    grown = torch.zeros(64 * 64 * 2, device="cuda").half()
+    for x, y, z in (
+        (a.to_sparse(), b, c),
+        (a.to_sparse_csr(), b, c),
+        (torch.nested.nested_tensor([a]), b, c),
+        (gone, b, c),
+        (a.clone().requires_grad_(), b, c),
+        (a, b, a),
+        (a, b, b),
+        (grown[: 64 * 64].view(64, 64), b, grown[32 : 32 + 64 * 64].view(64, 64)),
+        (a, b, c.float()),
+        (a, b, c.expand(2, 64, 64)[0].t()[:1].expand(64, 64)),
+    ):
+        with pytest.raises((OperandError, DtypeError)):
+            gemm.run(x, y, z)
+    with pytest.raises(OperandError):
+        gemm.run(a, b, beta=1.0)
+    with pytest.raises(OperandError):
+        gemm.run(a, b, c, stream=2)
+    misaligned = grown[4 : 4 + 64 * 64].view(64, 64).copy_(a)
+    assert torch.allclose(gemm.run(misaligned, b).float(), c.float(), atol=0.1)
+    assert torch.equal(gemm.run(a.t().contiguous().t(), b), c)
+
+
+def test_an_altered_plan_is_refused_before_it_writes() -> None:
+    gemm = Gemm("float16")
+    a, b = torch.randn(1000, 4000, device="cuda").half(), torch.randn(4000, 1000, device="cuda").half()
+    plan = gemm.plan(1000, 1000, 4000, splits=4)
+    for change in ({"partials_bytes": 512}, {"barrier_bytes": 4}, {"grid": 0}, {"sk_units": 3}, {"promotion": 64}):
+        with pytest.raises(PlanError):
+            gemm.run(a, b, plan=replace(plan, **change))
+    torch.cuda.synchronize()
 
 
 def test_streams_given_in_other_ways() -> None:

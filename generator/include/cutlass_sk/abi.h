@@ -44,9 +44,9 @@ struct CutlassSkPlan {
   int32_t dp_tiles, sk_tiles, sk_units, splits;
   int32_t reduction_ctas;
   int32_t nondeterministic;
-  int32_t raster_along_n;  ///< 0: consecutive tiles step in m, 1: in n
-  int32_t raster_swizzle;  ///< width, in work tiles, of the strips in which tiles are visited
-  int32_t promotion_iters; ///< iterations added up in the tensor core before float32 additions take over; 0: all
+  int32_t raster_along_n;   ///< 0: consecutive tiles step in m, 1: in n
+  int32_t raster_swizzle;   ///< width, in work tiles, of the strips in which tiles are visited
+  int32_t promotion_iters;  ///< iterations added up in the tensor core before float32 additions take over; 0: all
 };
 
 struct CutlassSkQuery {

@@ -9,8 +9,8 @@
 namespace cutlass_sk {
 
 /// Runs a 2.x kernel. On Hopper it may start as soon as the grid before it has run out of CTAs, and waits for that grid's memory.
-/// It gives no early trigger itself: several of these CTAs fit on an SM, and waiting ones would crowd the working ones (fp64 1024^3 on an
-/// H200: 65 us with, 46 us without).
+/// It gives no early trigger itself: several of these CTAs fit on an SM, and waiting ones would crowd the working ones (fp64 1024^3
+/// on an H200: 65 us with, 46 us without).
 template <class Kernel>
 __global__ void kernel_2x(typename Kernel::Params params) {
   extern __shared__ int shared_memory[];
@@ -62,7 +62,8 @@ struct Gemm2x {
     // A separate reduction gives each unit two slots: one for a tile it starts, one for a tile it ends.
     int64_t const slots = int64_t(plan.sk_units) * (plan.reduction_ctas > 0 ? 2 : 1);
     out->partials_bytes = slots * kPartialBytes;
-    out->barrier_bytes = int64_t(plan.sk_units > plan.reduction_ctas ? plan.sk_units : plan.reduction_ctas) * int64_t(sizeof(int32_t));
+    out->barrier_bytes =
+        int64_t(plan.sk_units > plan.reduction_ctas ? plan.sk_units : plan.reduction_ctas) * int64_t(sizeof(int32_t));
     return CUTLASS_SK_OK;
   }
 
@@ -100,15 +101,16 @@ struct Gemm2x {
     config.attrs = &programmatic;
     config.numAttrs = request.programmatic != 0 ? 1 : 0;
     void* parameters[] = {&params};
-    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters)) return fail_cuda(result, error, "cudaLaunchKernelExC");
+    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters))
+      return fail_cuda(result, error, "cudaLaunchKernelExC");
     return CUTLASS_SK_OK;
   }
 
  private:
   static Params make_params(CutlassSkProblem const& problem, CutlassSkPlan const& plan) {
     cutlass::gemm::GemmCoord const size(int(problem.m), int(problem.n), int(problem.k));
-    typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, EpilogueParams(), nullptr, nullptr, nullptr,
-                                         nullptr, 0, 0, 0, 0, problem.lda, problem.ldb, problem.ldc, problem.ldc, 1);
+    typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, EpilogueParams(), nullptr, nullptr,
+                                         nullptr, nullptr, 0, 0, 0, 0, problem.lda, problem.ldb, problem.ldc, problem.ldc, 1);
     Params params(arguments, 1, 1);
     params.block_mapping = mapping(size, plan);
     return params;
@@ -153,18 +155,21 @@ struct Gemm2x {
     int64_t const tiles = int64_t(plan.tiles_m) * plan.tiles_n;
     int64_t const line = int64_t(plan.sk_tiles) * plan.iters_per_tile;
     bool const along_n = plan.tiles_m >= plan.tiles_n;  // the order that the kernel itself takes
-    bool const fits = covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
-                      covers(plan.iters_per_tile, kTileK, problem.k) && tiles <= limit && plan.dp_tiles >= 0 && plan.sk_tiles >= 0 &&
-                      int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 && plan.sk_units <= line &&
-                      (plan.sk_units == 0) == (plan.sk_tiles == 0) && plan.splits >= 1 && plan.nondeterministic == 0 &&
-                      (plan.splits == 1 || (plan.splits <= plan.iters_per_tile && plan.sk_units == int64_t(plan.sk_tiles) * plan.splits)) &&
-                      (plan.reduction_ctas == 0 || (plan.sk_units > 0 && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
-                      int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
-                      (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0;
+    bool const fits =
+        covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
+        covers(plan.iters_per_tile, kTileK, problem.k) && problem.k <= limit - kTileK && tiles <= limit && plan.dp_tiles >= 0 &&
+        plan.sk_tiles >= 0 && int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 &&
+        plan.sk_units <= line && (plan.sk_units == 0) == (plan.sk_tiles == 0) && plan.splits >= 1 && plan.nondeterministic == 0 &&
+        (plan.splits == 1 || (plan.splits <= plan.iters_per_tile && plan.sk_units == int64_t(plan.sk_tiles) * plan.splits)) &&
+        (plan.reduction_ctas == 0 ||
+         (plan.sk_units > 2 * int64_t(plan.sk_tiles) && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
+        int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
+        (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0;
     if (!fits) {
       return fail(result, CUTLASS_SK_BAD_PLAN,
-                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit", plan.grid,
-                  plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units, plan.splits);
+                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
+                  plan.grid, plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units,
+                  plan.splits);
     }
     return CUTLASS_SK_OK;
   }
@@ -180,14 +185,15 @@ struct Gemm2x {
     constexpr int64_t a_bytes = kAlignmentA * int64_t(sizeof(ElementA)), c_bytes = kAlignmentC * int64_t(sizeof(ElementC));
     bool const operands = aligned(request.a, a_bytes) && aligned(request.b, a_bytes) && aligned(request.c, c_bytes) &&
                           p.lda % kAlignmentA == 0 && p.ldb % kAlignmentB == 0 && p.ldc % kAlignmentC == 0;
-    // cp.async predicates whole vectors: the contiguous extents must be multiples of the alignment, too.
-    bool const extents = (a_row_major ? p.k : p.m) % kAlignmentA == 0 && (b_row_major ? p.n : p.k) % kAlignmentB == 0 &&
-                         p.n % kAlignmentC == 0;
-    if (!operands || !extents) {
-      return fail(result, CUTLASS_SK_MISALIGNED, "pointers, leading dimensions and contiguous extents must be multiples of %d elements",
+    if (!operands) {
+      return fail(result, CUTLASS_SK_MISALIGNED, "a, b, c must be multiples of %d elements, and so must their leading dimensions",
                   kAlignmentA);
     }
-    if (request.plan.sk_units > 0 && (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
+    // cp.async predicates whole vectors: contiguous extents must be multiples of the alignment, too.
+    cutlass::Status const status = Kernel::can_implement(cutlass::gemm::GemmCoord(int(p.m), int(p.n), int(p.k)));
+    if (status != cutlass::Status::kSuccess) return fail_cutlass(result, status, "can_implement");
+    if (request.plan.sk_units > 0 &&
+        (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
       return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");
     }
     return CUTLASS_SK_OK;

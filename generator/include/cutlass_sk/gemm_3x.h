@@ -95,7 +95,8 @@ struct Gemm3x {
     config.attrs = attributes;
     config.numAttrs = request.programmatic != 0 ? 2 : 1;
     void* parameters[] = {&params};
-    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters)) return fail_cuda(result, error, "cudaLaunchKernelExC");
+    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters))
+      return fail_cuda(result, error, "cudaLaunchKernelExC");
     return CUTLASS_SK_OK;
   }
 
@@ -124,14 +125,15 @@ struct Gemm3x {
     };
     bool const fits = covers(plan.tiles_m, kTileM, kClusterM, problem.m) && covers(plan.tiles_n, kTileN, kClusterN, problem.n) &&
                       covers(plan.iters_per_tile, kTileK, 1, problem.k) && plan.grid > 0 && plan.grid % kClusterSize == 0 &&
-                      plan.sk_tiles % kClusterSize == 0 && plan.reduction_ctas == 0 &&
-                      plan.promotion_iters >= 0 && (promotable || plan.promotion_iters == 0) &&
+                      plan.sk_tiles % kClusterSize == 0 && plan.reduction_ctas == 0 && plan.promotion_iters >= 0 &&
+                      (promotable || plan.promotion_iters == 0) &&
                       int64_t(plan.dp_tiles) + plan.sk_tiles == int64_t(plan.tiles_m) * plan.tiles_n;
     if (!fits || !Schedule::valid(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
                                   plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_swizzle)) {
       return fail(result, CUTLASS_SK_BAD_PLAN,
-                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit", plan.grid,
-                  plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units, plan.splits);
+                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
+                  plan.grid, plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units,
+                  plan.splits);
     }
     return CUTLASS_SK_OK;
   }
@@ -145,10 +147,11 @@ struct Gemm3x {
                   (long long)p.ldb, (long long)p.ldc);
     }
     bool const operands = aligned(request.a, kTmaBytes) && aligned(request.b, kTmaBytes) && aligned(request.c, kTmaBytes) &&
-                          p.lda * int64_t(sizeof(ElementA)) % kTmaBytes == 0 && p.ldb * int64_t(sizeof(ElementA)) % kTmaBytes == 0 &&
-                          p.ldc * int64_t(sizeof(ElementC)) % kTmaBytes == 0;
+                          p.lda * int64_t(sizeof(ElementA)) % kTmaBytes == 0 &&
+                          p.ldb * int64_t(sizeof(ElementA)) % kTmaBytes == 0 && p.ldc * int64_t(sizeof(ElementC)) % kTmaBytes == 0;
     if (!operands) return fail(result, CUTLASS_SK_MISALIGNED, "a, b, c and their leading dimensions must be multiples of 16 bytes");
-    if (request.plan.sk_units > 0 && (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
+    if (request.plan.sk_units > 0 &&
+        (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
       return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");
     }
     return CUTLASS_SK_OK;

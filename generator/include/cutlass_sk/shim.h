@@ -30,7 +30,10 @@ inline int32_t fail_cutlass(CutlassSkResult* result, cutlass::Status status, cha
   return fail(result, CUTLASS_SK_CUTLASS_ERROR, "%s: %s", doing, cutlass::cutlassGetStatusString(status));
 }
 
-inline bool aligned(void const* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+/// Whether `pointer` is one, and a multiple of `bytes`.
+inline bool aligned(void const* pointer, int64_t bytes) {
+  return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
 
 /// Lets a kernel use more than 48 KiB of shared memory, once a device.
 inline cudaError_t allow_shared_memory(void const* kernel, int bytes, int device) {
@@ -54,30 +57,36 @@ inline int32_t check_problem(CutlassSkProblem const& p, CutlassSkResult* result)
 }
 
 /// Shim::describe, query and launch as the exported functions of this shared object.
-#define CUTLASS_SK_EXPORT_KERNEL(Shim, Name)                                                                              \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_describe(CutlassSkDescription* out) {                                             \
-    if (out == nullptr || out->struct_bytes != int32_t(sizeof(*out))) return CUTLASS_SK_BAD_ABI;                         \
-    *out = CutlassSkDescription{};                                                                                       \
-    out->abi_version = CUTLASS_SK_ABI_VERSION;                                                                           \
-    out->struct_bytes = int32_t(sizeof(*out));                                                                           \
-    std::snprintf(out->name, sizeof(out->name), "%s", Name);                                                             \
-    Shim::describe(out);                                                                                                 \
-    return CUTLASS_SK_OK;                                                                                                \
-  }                                                                                                                      \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_query(CutlassSkProblem const* problem, CutlassSkPlan const* plan,                 \
-                                             CutlassSkQuery* out, CutlassSkResult* result) {                             \
-    *result = CutlassSkResult{};                                                                                         \
-    if (plan->struct_bytes != int32_t(sizeof(*plan)) || out->struct_bytes != int32_t(sizeof(*out))) {                    \
-      return cutlass_sk::fail(result, CUTLASS_SK_BAD_ABI, "struct sizes differ");                                        \
-    }                                                                                                                    \
-    return Shim::query(*problem, *plan, out, result);                                                                    \
-  }                                                                                                                      \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_launch(CutlassSkLaunch const* launch, CutlassSkResult* result) {                  \
-    *result = CutlassSkResult{};                                                                                         \
-    if (launch->struct_bytes != int32_t(sizeof(*launch)) || launch->plan.struct_bytes != int32_t(sizeof(launch->plan))) {\
-      return cutlass_sk::fail(result, CUTLASS_SK_BAD_ABI, "struct sizes differ");                                        \
-    }                                                                                                                    \
-    return Shim::launch(*launch, result);                                                                                \
+#define CUTLASS_SK_EXPORT_KERNEL(Shim, Name)                                                                                  \
+  CUTLASS_SK_EXPORT int32_t cutlass_sk_describe(CutlassSkDescription* out) {                                                  \
+    if (out == nullptr || out->struct_bytes != int32_t(sizeof(*out))) return CUTLASS_SK_BAD_ABI;                              \
+    *out = CutlassSkDescription{};                                                                                            \
+    out->abi_version = CUTLASS_SK_ABI_VERSION;                                                                                \
+    out->struct_bytes = int32_t(sizeof(*out));                                                                                \
+    std::snprintf(out->name, sizeof(out->name), "%s", Name);                                                                  \
+    Shim::describe(out);                                                                                                      \
+    return CUTLASS_SK_OK;                                                                                                     \
+  }                                                                                                                           \
+  CUTLASS_SK_EXPORT int32_t cutlass_sk_query(CutlassSkProblem const* problem, CutlassSkPlan const* plan, CutlassSkQuery* out, \
+                                             CutlassSkResult* result) {                                                       \
+    if (result == nullptr) return CUTLASS_SK_BAD_ABI;                                                                         \
+    *result = CutlassSkResult{};                                                                                              \
+    if (problem == nullptr || plan == nullptr || out == nullptr) {                                                            \
+      return cutlass_sk::fail(result, CUTLASS_SK_BAD_ABI, "null argument");                                                   \
+    }                                                                                                                         \
+    if (plan->struct_bytes != int32_t(sizeof(*plan)) || out->struct_bytes != int32_t(sizeof(*out))) {                         \
+      return cutlass_sk::fail(result, CUTLASS_SK_BAD_ABI, "struct sizes differ");                                             \
+    }                                                                                                                         \
+    return Shim::query(*problem, *plan, out, result);                                                                         \
+  }                                                                                                                           \
+  CUTLASS_SK_EXPORT int32_t cutlass_sk_launch(CutlassSkLaunch const* launch, CutlassSkResult* result) {                       \
+    if (result == nullptr) return CUTLASS_SK_BAD_ABI;                                                                         \
+    *result = CutlassSkResult{};                                                                                              \
+    if (launch == nullptr) return cutlass_sk::fail(result, CUTLASS_SK_BAD_ABI, "null argument");                              \
+    if (launch->struct_bytes != int32_t(sizeof(*launch)) || launch->plan.struct_bytes != int32_t(sizeof(launch->plan))) {     \
+      return cutlass_sk::fail(result, CUTLASS_SK_BAD_ABI, "struct sizes differ");                                             \
+    }                                                                                                                         \
+    return Shim::launch(*launch, result);                                                                                     \
   }
 
 }  // namespace cutlass_sk

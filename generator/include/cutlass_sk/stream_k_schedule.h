@@ -5,10 +5,11 @@
 /// computed whole. Positions 0 .. sk_units - 1 are the shares, the positions after them the data-parallel work tiles; worker x
 /// (a cluster) takes positions x, x + workers, x + 2 workers, ...
 ///
-/// A share is walked backwards. The piece of a tile that holds the tile's last iteration finishes the tile. The units that meet in a
-/// tile add up their partial sums as a tree of arity four with the finisher at its root, in a fixed order, so that the time grows with
-/// the logarithm of their number. Every edge leads to a lower unit: a unit waits for lower ones alone. There is a worker for every unit, and hardware starts CTAs in order, so the lowest unfinished unit never
-/// waits for one that has not started: no set of concurrent kernels can deadlock the wait.
+/// A share is walked backwards. The piece of a tile that holds the tile's last iteration finishes the tile. The units that meet in
+/// a tile add up their partial sums as a tree of arity four with the finisher at its root, in a fixed order, so that the time grows
+/// with the logarithm of their number. Every edge leads to a lower unit: a unit waits for lower ones alone. There is a worker for
+/// every unit, and hardware starts CTAs in order, so the lowest unfinished unit never waits for one that has not started: no set of
+/// concurrent kernels can deadlock the wait.
 #pragma once
 #include <stdint.h>
 
@@ -31,7 +32,8 @@ struct Segment {
   CUTLASS_SK_HOST_DEVICE bool is_valid() const { return k_end > k_begin; }
 };
 
-/// `Divmod(int divisor)` with `void operator()(int& quotient, int& remainder, int dividend) const`; cutlass::FastDivmod on the device.
+/// `Divmod(int divisor)` with `void operator()(int& quotient, int& remainder, int dividend) const`; cutlass::FastDivmod on the
+/// device.
 template <class Divmod>
 struct StreamKSchedule {
   int32_t workers = 0;
@@ -48,8 +50,13 @@ struct StreamKSchedule {
   /// All counts in work tiles; `valid()` must hold for them.
   StreamKSchedule(int32_t workers_, int32_t work_tiles_m, int32_t work_tiles_n, int32_t iters, int32_t sk_tiles, int32_t units,
                   int32_t splits_, bool along_n, int32_t swizzle)
-      : workers(workers_), sk_work_tiles(sk_tiles), sk_units(units), positions(units + work_tiles_m * work_tiles_n - sk_tiles),
-        iters_per_tile(iters), splits(splits_), raster_along_n(along_n) {
+      : workers(workers_),
+        sk_work_tiles(sk_tiles),
+        sk_units(units),
+        positions(units + work_tiles_m * work_tiles_n - sk_tiles),
+        iters_per_tile(iters),
+        splits(splits_),
+        raster_along_n(along_n) {
     if (units > 0) {
       int32_t const line = splits > 1 ? iters : sk_tiles * iters;
       int32_t const shares = splits > 1 ? splits : units;
@@ -78,7 +85,8 @@ struct StreamKSchedule {
     if (sk_tiles < 0 || sk_tiles > work_tiles_m * work_tiles_n || (sk_tiles == 0) != (units == 0)) return false;
     if (iters >= limit || sk_tiles * iters > limit || units < 0 || units > sk_tiles * iters) return false;
     if (units > workers || (splits > 1 && (splits > iters || units != sk_tiles * splits))) return false;
-    bool const few_peers = splits > 1 ? splits <= kMaxPeers : units <= kMaxPeers || iters / (sk_tiles * iters / units) + 2 <= kMaxPeers;
+    bool const few_peers =
+        splits > 1 ? splits <= kMaxPeers : units <= kMaxPeers || iters / (sk_tiles * iters / units) + 2 <= kMaxPeers;
     return few_peers && workers + units + work_tiles_m * work_tiles_n <= limit;
   }
 
@@ -125,7 +133,9 @@ struct StreamKSchedule {
   static constexpr int32_t kMaxPeers = 1 << 20;
 
   CUTLASS_SK_HOST_DEVICE bool is_finisher(Segment const& segment) const { return segment.k_end == iters_per_tile; }
-  CUTLASS_SK_HOST_DEVICE bool needs_fixup(Segment const& segment) const { return segment.k_end - segment.k_begin != iters_per_tile; }
+  CUTLASS_SK_HOST_DEVICE bool needs_fixup(Segment const& segment) const {
+    return segment.k_end - segment.k_begin != iters_per_tile;
+  }
 
   /// The unit whose partial sums the unit of a shared tile's `segment` adds as its n-th; -1 if it has no n-th. A unit without any
   /// is a leaf: it stores its own sums at once.

@@ -41,9 +41,9 @@ class StreamKTileScheduler {
 
   struct Arguments {
     Schedule schedule;
-    void* partials = nullptr;      ///< kClusterSize tiles of accumulators for each unit
-    uint32_t* barriers = nullptr;  ///< kClusterSize * (consumer warpgroups) flags for each unit; zero between launches
-    bool nondeterministic = false; ///< add partials as they arrive
+    void* partials = nullptr;       ///< kClusterSize tiles of accumulators for each unit
+    uint32_t* barriers = nullptr;   ///< kClusterSize * (consumer warpgroups) flags for each unit; zero between launches
+    bool nondeterministic = false;  ///< add partials as they arrive
   };
   using Params = Arguments;
 
@@ -56,21 +56,27 @@ class StreamKTileScheduler {
   };
 
   template <class ProblemShape>
-  static Params to_underlying_arguments(ProblemShape, TileShape, ClusterShape, cutlass::KernelHardwareInfo const&, Arguments const& args,
-                                        void*, uint32_t = 1, uint32_t = 1) {
+  static Params to_underlying_arguments(ProblemShape, TileShape, ClusterShape, cutlass::KernelHardwareInfo const&,
+                                        Arguments const& args, void*, uint32_t = 1, uint32_t = 1) {
     return args;
   }
   static bool can_implement(Arguments const&) { return true; }
 
   /// The workspace is the caller's: partials and barriers come in with the arguments.
   template <class ProblemShape, class ElementAccumulator>
-  static size_t get_workspace_size(Arguments const&, ProblemShape, cutlass::KernelHardwareInfo const&, uint32_t, uint32_t = 1, uint32_t = 1) {
+  static size_t get_workspace_size(Arguments const&, ProblemShape, cutlass::KernelHardwareInfo const&, uint32_t, uint32_t = 1,
+                                   uint32_t = 1) {
     return 0;
   }
 
-  /// Every thread constructs its scheduler right after the kernel's prologue: the place to let the next grid start its own. All that
-  /// this grid reads or writes comes after the load warps' wait for the grid before it.
-  CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) { cutlass::arch::launch_dependent_grids(); }
+  /// Every thread constructs its scheduler right after the kernel's prologue: the place to let the next grid start its own. All
+  /// that this grid reads or writes comes after the load warps' wait for the grid before it.
+  CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    static_assert(cutlass::arch::IsGdcGloballyEnabled, "without griddepcontrol no load would wait for the grid before this one");
+#endif
+    cutlass::arch::launch_dependent_grids();
+  }
 
   CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) const { return located(schedule().begin(int32_t(worker()))); }
 
@@ -113,7 +119,9 @@ class StreamKTileScheduler {
       size_t const tile = size_t(unit) * kClusterSize + rank;
       return static_cast<float4*>(params.partials) + (tile * warpgroups + warpgroup) * (kVectors * kThreads) + thread;
     };
-    auto const flag = [&](int32_t unit) { return params.barriers + (uint32_t(unit) * kClusterSize + rank) * warpgroups + warpgroup; };
+    auto const flag = [&](int32_t unit) {
+      return params.barriers + (uint32_t(unit) * kClusterSize + rank) * warpgroups + warpgroup;
+    };
     auto const synchronise = [&] {
       using cutlass::arch::ReservedNamedBarriers;
       auto const barrier = ReservedNamedBarriers(uint32_t(ReservedNamedBarriers::StreamkBarrier0) + warpgroup);
