@@ -11,6 +11,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -148,13 +149,49 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+HEADLINES: tuple[tuple[int, int, int], ...] = (
+    (128, 128, 16384),
+    (128, 128, 65536),
+    (512, 512, 8192),
+    (256, 3584, 8192),
+    (1536, 1536, 4096),
+    (1024, 1024, 1024),
+    (8192, 8192, 8192),
+)
+"""Shapes that the README shows; its last row is the geometric mean over all."""
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The README's table of a record: time over data-parallel and over cuBLAS, above 1 is faster than it."""
+    columns = [(dtype, out, generation) for dtype, out, generation in KINDS if out != "float32"]
+    heading = " | ".join(f"{dtype} `{generation}`" for dtype, _, generation in columns)
+    lines = [f"| m x n x k | {heading} |", "|---" * (len(columns) + 1) + "|"]
+    rows = {(row["dtype"], row["out_dtype"], row["generation"], row["m"], row["n"], row["k"]): row for row in record["rows"]}
+
+    def cell(chosen: list[dict[str, Any]]) -> str:
+        ratios = (geometric_mean(row[other] / row["stream_k_us"] for row in chosen) for other in ("data_parallel_us", "cublas_us"))
+        return "{:.2f}, {:.2f}".format(*ratios)
+
+    for m, n, k in HEADLINES:
+        lines.append(f"| {m} x {n} x {k} | " + " | ".join(cell([rows[(*column, m, n, k)]]) for column in columns) + " |")
+    means = (cell([row for key, row in rows.items() if key[:3] == column]) for column in columns)
+    lines.append(f"| geometric mean of {len(SHAPES)} | " + " | ".join(means) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON record to write")
+    parser.add_argument("-o", "--output", type=Path, help="the JSON record to write")
+    parser.add_argument("--table", type=Path, metavar="RECORD", help="print a record as the README's table and measure nothing")
     parser.add_argument("--commit", help="commit to record; default what git says")
     parser.add_argument("--limit", type=int, default=len(SHAPES), help="only the first LIMIT shapes")
     parser.add_argument("--dry-run", action="store_true", help="print the plans and measure nothing; needs no GPU")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(markdown(json.loads(options.table.read_text())))
+        return 0
+    if options.output is None and not options.dry_run:
+        parser.error("-o FILE says where the record goes")
     shapes = SHAPES[: options.limit]
     if options.dry_run:
         for dtype, out_dtype, generation in KINDS:

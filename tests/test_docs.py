@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -46,3 +47,18 @@ def test_plan_example_has_every_row_of_the_command() -> None:
 def test_links_lead_to_files() -> None:
     for target in re.findall(r"\]\((?!http|#)([^)#]+)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_measured_table_is_the_record_s() -> None:
+    from cutlass_sk.ensemble.core import markdown
+
+    record = json.loads((ROOT / "results/h200/core.json").read_text())
+    assert markdown(record) in README
+    tests = json.loads((ROOT / "results/h200/gpu-tests.json").read_text())
+    assert tests["failed"] == 0 and f"{tests['passed']} GPU tests passed" in README
+
+
+def test_files_that_the_documents_name_exist() -> None:
+    for document in ("README.md", "CONTRIBUTING.md", "results/NOTES.md"):
+        for path in re.findall(r"`((?:results|ensemble|generator|cutlass_sk|tests)/[\w./-]+)`", (ROOT / document).read_text()):
+            assert (ROOT / path).exists(), f"{document} names {path}"
