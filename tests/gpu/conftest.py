@@ -15,7 +15,6 @@ from cutlass_sk.jit.build import build
 
 HERE = Path(__file__).parent
 WATCHDOG_SECONDS = 120
-BUILD_SECONDS = 1200
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

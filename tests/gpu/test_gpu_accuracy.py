@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from problems import KERNELS, gemm_of, log_uniform_shapes, operands, poisoned
@@ -11,6 +13,8 @@ from cutlass_sk.ensemble.accuracy import max_error, reference, rounding
 
 FIRST = [spec for spec in KERNELS if (spec.layout_a, spec.layout_b) == ("t", "t")]
 SHAPES = log_uniform_shapes(200, 1, 8192, seed=2301)
+LONG_K = 512
+"""From here on it is the chain of sums that makes an error, and not the rounding of a short one."""
 
 
 def cublas(a: torch.Tensor, b: torch.Tensor, out: torch.dtype) -> torch.Tensor:
@@ -18,10 +22,13 @@ def cublas(a: torch.Tensor, b: torch.Tensor, out: torch.dtype) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def sums_in_float32() -> None:
+def sums_in_float32() -> Iterator[None]:
     """torch lets cuBLAS add split-k partials in 16 bits unless told otherwise; ours never do, nor may the yardstick."""
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+    yield
+    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before
 
 
 def bound(exact: torch.Tensor, yardstick: torch.Tensor) -> float:
@@ -57,11 +64,11 @@ def test_200_log_uniform_shapes(spec: KernelSpec) -> None:
     """Exact inputs: the exact product. Random ones: within twice cuBLAS's own error, where the two sum in the same way.
 
     2.x kernels with float32 or float64 outputs sum a tile's k in one chain. cuBLAS may cut that chain (it splits k, or leaves the
-    tensor cores where an output is a vector), and is then more accurate on that shape; there the bound is on the whole corpus: the
-    largest error, in roundings a step of the chain, within twice that of cuBLAS.
+    tensor cores where an output is a vector), and is then more accurate on that shape. There the largest error for each step of a
+    long chain, over the whole corpus, must be within twice cuBLAS's; few shapes may be beyond the bound, and none beyond four times it.
     """
     gemm = gemm_of(spec)
-    worst, worst_cublas, beyond = 0.0, 0.0, []
+    worst, worst_cublas, furthest, beyond = 0.0, 0.0, 0.0, []
     for m, n, k in SHAPES:
         a, b = operands(spec, m, n, k, exact=True)
         assert torch.equal(gemm.run(a, b, poisoned(spec, m, n)), (a.double() @ b.double()).to(gemm.out_dtype)), f"m={m} n={n} k={k}"
@@ -69,13 +76,17 @@ def test_200_log_uniform_shapes(spec: KernelSpec) -> None:
         exact = reference(a, b)
         yardstick = cublas(a, b, gemm.out_dtype)
         error = max_error(gemm.run(a, b, poisoned(spec, m, n)), exact)
-        if not error <= bound(exact, yardstick):
-            beyond.append(f"m={m} n={n} k={k}: {error:.3e} > {bound(exact, yardstick):.3e} under {gemm.plan(m, n, k)}")
-        worst, worst_cublas = max(worst, error / k), max(worst_cublas, max_error(yardstick, exact) / k)
+        limit = bound(exact, yardstick)
+        if not error <= limit:
+            beyond.append(f"m={m} n={n} k={k}: {error:.3e} > {limit:.3e} under {gemm.plan(m, n, k)}")
+            furthest = max(furthest, error / limit)
+        if k >= LONG_K:
+            worst, worst_cublas = max(worst, error / k), max(worst_cublas, max_error(yardstick, exact) / k)
     print(f"{spec}: {len(beyond)} of {len(SHAPES)} shapes beyond twice cuBLAS's error; error / k {worst:.3e} ({worst_cublas:.3e})")
     if spec.api == "3x" or spec.out_dtype in ("float16", "bfloat16"):
         assert not beyond, "\n".join(beyond)
     assert worst <= 2 * worst_cublas
+    assert len(beyond) <= len(SHAPES) // 20 and furthest <= 4, "\n".join(beyond)
 
 
 @pytest.mark.parametrize("spec", FIRST, ids=str)
