@@ -65,7 +65,7 @@ def test_200_log_uniform_shapes(spec: KernelSpec) -> None:
 
     2.x kernels with float32 or float64 outputs sum a tile's k in one chain. cuBLAS may cut that chain (it splits k, or leaves the
     tensor cores where an output is a vector), and is then more accurate on that shape. There the largest error for each step of a
-    long chain, over the whole corpus, must be within twice cuBLAS's; few shapes may be beyond the bound, and none beyond four times it.
+    long chain, over the whole corpus, must be within twice cuBLAS's; few shapes may be beyond the bound, and none four times so.
     """
     gemm = gemm_of(spec)
     worst, worst_cublas, furthest, beyond = 0.0, 0.0, 0.0, []
