@@ -141,7 +141,7 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
     workers = max(min(work.slots, units + whole), units)
     grid = workers * cluster if spec.persistent else units + whole + reduction_ctas
     slots_of_partials = units * cluster * (2 if parallel else 1)
-    flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * CONSUMER_WARPGROUPS
+    flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
     order, swizzle = raster(work, options)
     busiest_slot = busiest_iters(work, choice) * work.slots
     return Plan(
@@ -173,10 +173,6 @@ def build(work: Work, choice: Choice, options: Options) -> Plan:
         promotion=promotion(work, options),
         predicted_time_us=predict_us(work, choice, peers, options),
     )
-
-
-CONSUMER_WARPGROUPS = 2
-"""Warpgroups that share a tile in a cooperative 3.x kernel; each signals its part of a partial tile on its own."""
 
 
 def busiest_iters(work: Work, choice: Choice) -> int:

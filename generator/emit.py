@@ -13,8 +13,8 @@ from .spec import ELEMENT_BYTES, KernelSpec
 if TYPE_CHECKING:
     from cutlass_library.gemm_operation import GemmOperation
 
+STOCK_KERNEL, KERNEL = "cutlass::gemm::kernel::GemmUniversal<", "cutlass_sk::StreamKGemm<"
 STOCK_SCHEDULER = "cutlass::gemm::StreamKScheduler"
-PLANNED_SCHEDULER = "cutlass_sk::PlannedStreamK"
 
 TEMPLATE = """\
 // {name}
@@ -37,11 +37,14 @@ def emit(spec: KernelSpec) -> str:
     emitter = _emitter(spec)
     kernel = emitter.emit(operation)
     if spec.api == "3x":
-        kernel = _replaced(kernel, STOCK_SCHEDULER, PLANNED_SCHEDULER)
+        kernel = _replaced(kernel, STOCK_KERNEL, KERNEL)
+        concurrent_tiles = 2 if spec.schedule == "pingpong" else 1
+        kernel = _replaced(kernel, STOCK_SCHEDULER, f"cutlass_sk::KernelPolicy<{concurrent_tiles}, {spec.ctas_per_sm}>")
         if spec.promotable:
             mainloop = f"{operation.procedural_name()}_mainloop,\n"
             kernel = _replaced(kernel, mainloop, f"typename cutlass_sk::PromotedMainloop<{mainloop[:-2]}>::type,\n")
-    includes = [header for header in emitter.includes if "adapter" not in header and "device/" not in header]
+    unwanted = ("adapter", "device/", "kernel/gemm_universal.hpp")  # the stock kernel layers, and what launches them
+    includes = [header for header in emitter.includes if not any(part in header for part in unwanted)]
     return TEMPLATE.format(
         name=spec.name,
         includes="\n".join(f'#include "{header}"' for header in includes),
@@ -58,8 +61,9 @@ def _check(spec: KernelSpec) -> None:
     """Raises ValueError for a tile that no kernel can have, before nvcc says so at length."""
     tile_m, tile_n, tile_k = spec.tile
     if spec.api == "3x":
-        if tile_m % 128 or tile_n % 8 or tile_n > 256 or tile_k % 16 or min(spec.tile) < 1:
-            raise ValueError(f"{spec.name}: two warpgroups need tile_m in steps of 128, tile_n of 8 up to 256, tile_k of 16")
+        step = 64 * spec.tile_warpgroups
+        if tile_m % step or tile_n % 8 or tile_n > 256 or tile_k % 16 or min(spec.tile) < 1:
+            raise ValueError(f"{spec.name}: {spec.schedule} needs tile_m in steps of {step}, tile_n of 8 up to 256, tile_k of 16")
     elif spec.stages < 2 or min(spec.warps) < 1 or tile_m % spec.warps[0] or tile_n % spec.warps[1]:
         raise ValueError(f"{spec.name}: warps must divide the tile, and there must be two stages or more")
 
@@ -91,7 +95,7 @@ def _math(spec: KernelSpec, instruction: tuple[int, int, int]) -> Any:
 
 
 def _operation_3x(spec: KernelSpec) -> GemmOperation:
-    """TMA and wgmma, two cooperating consumer warpgroups, TMA epilogue; row-major c."""
+    """TMA and wgmma, TMA epilogue. CUTLASS's collectives for ping-pong are those of one warpgroup a tile."""
     from cutlass_library import (
         EpilogueFunctor,
         EpilogueScheduleType,
@@ -109,7 +113,8 @@ def _operation_3x(spec: KernelSpec) -> GemmOperation:
     element, out = _data_type(spec.dtype), _data_type(spec.out_dtype)
     alignment, alignment_c = 16 // ELEMENT_BYTES[spec.dtype], 16 // ELEMENT_BYTES[spec.out_dtype]
     math = _math(spec, (64, spec.tile[1], 16))
-    output = TensorDescription(out, LayoutType.RowMajor, alignment_c)
+    output = TensorDescription(out, layout[spec.layout_c], alignment_c)
+    cooperative = spec.schedule == "cooperative"
     return GemmOperation(
         GemmKind.Universal3x,
         90,
@@ -121,8 +126,8 @@ def _operation_3x(spec: KernelSpec) -> GemmOperation:
         EpilogueFunctor.LinearCombination,
         SwizzlingFunctor.Identity1,
         output,
-        KernelScheduleType.TmaWarpSpecializedCooperative,
-        EpilogueScheduleType.TmaWarpSpecializedCooperative,
+        KernelScheduleType.TmaWarpSpecializedCooperative if cooperative else KernelScheduleType.TmaWarpSpecializedPingpong,
+        EpilogueScheduleType.TmaWarpSpecializedCooperative if cooperative else EpilogueScheduleType.TmaWarpSpecialized,
         TileSchedulerType.StreamK,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 Generation = Literal["sm90a", "sm80"]
 Layout = Literal["t", "n"]
+Schedule = Literal["cooperative", "single", "pingpong"]
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 SHORT_NAME = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
@@ -17,20 +18,24 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n], with row-major c.
+    """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n].
 
     generation   ``sm90a``: Hopper (CUTLASS 3.x: TMA and wgmma; fp64: 2.x). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
     api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on.
     dtype        element type of a and b: ``float16``, ``bfloat16`` or ``float64``.
     out_dtype    element type of c. Sums are float32 (float64 for float64).
-    tile         (tile_m, tile_n, tile_k) in elements of the *row-major* problem.
+    tile         (tile_m, tile_n, tile_k) in elements
     cluster      (cluster_m, cluster_n) in CTAs; (1, 1) for 2.x.
     instruction  (m, n, k) of the tensor-core instruction; for 3.x the wgmma's n follows tile_n.
-    warps        (m, n) warps that share the tile (2.x only; 3.x kernels are two consumer warpgroups).
+    schedule     how consumer warpgroups share work (3.x): ``cooperative``: two share a tile; ``single``: there is one;
+                 ``pingpong``: two, each with a tile of its own, take turns at the main loop and at the epilogue.
+    ctas_per_sm  how many CTAs fit on an SM (3.x): with two, the next launch has its prologue behind it when this one ends.
+    warps        (m, n) warps that share the tile (2.x only).
     stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (3.x only).
     promotable   whether a launch may limit how many products are added up in the tensor core before an ordinary float32 addition
                  takes over their sum (3.x); see include/cutlass_sk/promoted_mainloop.hpp
-    layout_a/b   ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library).
+    layout_a/b/c ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library). Column-major c is for
+                 3.x kernels, which compute c^T = b^T a^T with it where their tile fits better so.
     """
 
     generation: Generation
@@ -45,17 +50,25 @@ class KernelSpec:
     promotable: bool = False
     layout_a: Layout = "t"
     layout_b: Layout = "t"
+    layout_c: Layout = "t"
+    schedule: Schedule = "cooperative"
+    ctas_per_sm: int = 1
 
     @property
     def name(self) -> str:
-        """Unique, readable name: generation, dtypes, tile, cluster or warps, instruction, stages, layouts."""
+        """Unique, readable name: generation, dtypes, tile, cluster or warps, schedule, instruction, stages, layouts."""
         tile = "x".join(map(str, self.tile))
         if self.api == "3x":
-            shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}" + ("_p" if self.promotable else "")
+            shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}"
+            shape += f"_{self.schedule}" if self.schedule != "cooperative" else ""
+            shape += f"_s{self.stages}" if self.stages else ""
+            shape += f"_o{self.ctas_per_sm}" if self.ctas_per_sm > 1 else ""
+            shape += "_p" if self.promotable else ""
         else:
             instruction = "".join(map(str, self.instruction))
             shape = f"{tile}_w{self.warps[0]}x{self.warps[1]}_i{instruction}_s{self.stages}"
-        return f"{self.generation}_{SHORT_NAME[self.dtype]}_{SHORT_NAME[self.out_dtype]}_{shape}_{self.layout_a}{self.layout_b}"
+        layouts = self.layout_a + self.layout_b + ("n" if self.layout_c == "n" else "")
+        return f"{self.generation}_{SHORT_NAME[self.dtype]}_{SHORT_NAME[self.out_dtype]}_{shape}_{layouts}"
 
     def __str__(self) -> str:
         return self.name
@@ -78,6 +91,11 @@ class KernelSpec:
     @property
     def cluster_size(self) -> int:
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def tile_warpgroups(self) -> int:
+        """Consumer warpgroups that share a tile; each has its own flag (3.x)."""
+        return 2 if self.schedule == "cooperative" else 1
 
     @property
     def partial_bytes(self) -> int:

@@ -60,7 +60,8 @@ def test_every_kernel_is_emitted(spec: KernelSpec) -> None:
     for extent in spec.tile:
         assert any(form.format(extent) in text for form in [*tile, "{}"])
     if spec.api == "3x":
-        assert "cutlass_sk::PlannedStreamK" in text and "cutlass::gemm::StreamKScheduler" not in text
+        assert "cutlass_sk::StreamKGemm<" in text and "cutlass_sk::KernelPolicy<" in text
+        assert "cutlass::gemm::StreamKScheduler" not in text and "kernel::GemmUniversal<" not in text
     else:
         assert "ThreadblockSwizzleStreamK" in text
         assert re.search(rf"GemmShape<{spec.tile[0]}, {spec.tile[1]}, {spec.tile[2]}>", text)
@@ -98,10 +99,13 @@ def test_every_field_of_a_spec_is_in_its_name() -> None:
         "promotable": True,
         "layout_a": "n",
         "layout_b": "n",
+        "layout_c": "n",
+        "schedule": "single",
+        "ctas_per_sm": 2,
     }
     hopper, double = find("sm90a_f16_f16_128x128x64_2x1_tt"), find("sm90a_f64_f64_64x64x16_w2x2_i1684_s4_tt")
     assert {field.name for field in fields(KernelSpec)} == {"api", *others}
-    only_3x, only_2x = {"cluster", "promotable"}, {"instruction", "warps", "stages"}
+    only_3x, only_2x = {"cluster", "promotable", "layout_c", "schedule", "ctas_per_sm"}, {"instruction", "warps"}
     for name, value in others.items():
         for spec, foreign in ((hopper, only_2x), (double, only_3x)):
             if name not in foreign:

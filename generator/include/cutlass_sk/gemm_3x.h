@@ -1,10 +1,9 @@
-/// The C ABI around a CUTLASS 3.x kernel (TMA, wgmma) under our tile scheduler.
+/// The C ABI around a kernel of CUTLASS 3.x collectives (TMA, wgmma) in our kernel layer.
 #pragma once
 #include "cutlass/device_kernel.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass_sk/promoted_mainloop.hpp"
 #include "cutlass_sk/shim.h"
-#include "cutlass_sk/stream_k_scheduler.hpp"
+#include "cutlass_sk/stream_k_gemm.hpp"
 
 namespace cutlass_sk {
 
@@ -42,7 +41,7 @@ struct Gemm3x {
     out->sk_tiles = plan.sk_tiles;
     out->sk_units = plan.sk_units;
     out->partials_bytes = int64_t(plan.sk_units) * kClusterSize * Scheduler::kTileElements * int64_t(sizeof(float));
-    out->barrier_bytes = int64_t(plan.sk_units) * kClusterSize * int(Kernel::NumMmaWarpGroups) * int64_t(sizeof(uint32_t));
+    out->barrier_bytes = int64_t(plan.sk_units) * kClusterSize * Kernel::kTileWarpGroups * int64_t(sizeof(uint32_t));
     return CUTLASS_SK_OK;
   }
 
@@ -54,7 +53,6 @@ struct Gemm3x {
     if (int32_t status = check_operands(request, result)) return status;
 
     typename Kernel::Arguments arguments{};
-    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     arguments.problem_shape = {int(problem.m), int(problem.n), int(problem.k), 1};
     arguments.mainloop.ptr_A = static_cast<ElementA const*>(request.a);
     arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
@@ -71,7 +69,6 @@ struct Gemm3x {
     arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(request.c);
     arguments.epilogue.dC = stride<typename Kernel::StrideC>(problem.ldc);
     arguments.epilogue.dD = stride<typename Kernel::StrideD>(problem.ldc);
-    arguments.hw_info = {request.device, plan.grid, plan.grid / kClusterSize};
     arguments.scheduler = {schedule(plan), request.partials, static_cast<uint32_t*>(request.barriers), plan.nondeterministic != 0};
     // Not Kernel::can_implement: it asks for aligned extents, where TMA asks only for aligned pointers and strides (checked above).
 
@@ -80,7 +77,7 @@ struct Gemm3x {
     if (cudaError_t error = allow_shared_memory(function, Kernel::SharedStorageSize, request.device)) {
       return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
     }
-    typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
+    typename Kernel::Params params = Kernel::to_underlying_arguments(arguments);
 
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -142,7 +139,8 @@ struct Gemm3x {
     CutlassSkProblem const& p = request.problem;
     constexpr bool a_row_major = cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideA{}))>;
     constexpr bool b_row_major = cute::is_static_v<decltype(cute::get<0>(typename Kernel::StrideB{}))>;
-    if (p.lda < (a_row_major ? p.k : p.m) || p.ldb < (b_row_major ? p.n : p.k) || p.ldc < p.n) {
+    constexpr bool c_row_major = cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideC{}))>;
+    if (p.lda < (a_row_major ? p.k : p.m) || p.ldb < (b_row_major ? p.n : p.k) || p.ldc < (c_row_major ? p.n : p.m)) {
       return fail(result, CUTLASS_SK_BAD_PROBLEM, "leading dimensions lda=%lld ldb=%lld ldc=%lld are too small", (long long)p.lda,
                   (long long)p.ldb, (long long)p.ldc);
     }

@@ -1,111 +1,58 @@
-/// A CUTLASS 3.x tile scheduler that executes a plan made elsewhere: nothing is decided on the device, or twice.
+/// Executes a plan made elsewhere, on the device: nothing is decided here, or twice.
 ///
 /// Against CUTLASS's own Stream-K scheduler: 32-bit arithmetic throughout; every schedule that StreamKSchedule can express; one
 /// partial slot and one flag for each unit, flags in a region of their own and reset by whoever read them, so that no memset is
-/// needed; partials added as a tree; an early trigger for programmatic dependent launch.
+/// needed; partials added as a tree.
 #pragma once
 #include "cutlass/arch/barrier.h"
-#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/fast_math.h"
-#include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass_sk/stream_k_schedule.h"
 
 namespace cutlass_sk {
-
-/// Scheduler tag: selects StreamKTileScheduler in cutlass::gemm::kernel::GemmUniversal.
-struct PlannedStreamK {};
 
 template <class TileShape, class ClusterShape>
 class StreamKTileScheduler {
  public:
   using Schedule = StreamKSchedule<cutlass::FastDivmod>;
 
-  // What the kernel layer asks of every scheduler; this one is static and needs no pipelines.
-  static constexpr bool IsDynamicPersistent = false;
-  using Pipeline = cutlass::PipelineEmpty;
-  using PipelineStorage = typename Pipeline::SharedStorage;
-  using ThrottlePipeline = cutlass::PipelineEmpty;
-  using ThrottlePipelineStorage = typename ThrottlePipeline::SharedStorage;
-  struct CLCResponse {};
-  class SharedStorage {
-   public:
-    CUTLASS_DEVICE PipelineStorage pipeline() { return {}; }
-    CUTLASS_DEVICE ThrottlePipelineStorage throttle_pipeline() { return {}; }
-    CUTLASS_DEVICE CLCResponse* data() { return nullptr; }
-  };
-
   static constexpr int kClusterM = cute::size<0>(ClusterShape{});
   static constexpr int kClusterN = cute::size<1>(ClusterShape{});
   static constexpr int kClusterSize = kClusterM * kClusterN;
   static constexpr int kTileElements = cute::size<0>(TileShape{}) * cute::size<1>(TileShape{});
 
-  struct Arguments {
+  struct Params {
     Schedule schedule;
     void* partials = nullptr;       ///< kClusterSize tiles of accumulators for each unit
-    uint32_t* barriers = nullptr;   ///< kClusterSize * (consumer warpgroups) flags for each unit; zero between launches
+    uint32_t* barriers = nullptr;   ///< kClusterSize * (warpgroups a tile) flags for each unit; zero between launches
     bool nondeterministic = false;  ///< add partials as they arrive
   };
-  using Params = Arguments;
 
-  struct WorkTileInfo {
-    int32_t M_idx = 0, N_idx = 0, L_idx = 0;
+  /// A segment, and where this CTA's tile of it lies.
+  struct Work {
+    int32_t tile_m = 0, tile_n = 0;
     Segment segment;
 
-    CUTLASS_HOST_DEVICE bool is_valid() const { return segment.is_valid(); }
-    CUTLASS_HOST_DEVICE int32_t reduction_subtile_idx() const { return -1; }
+    CUTLASS_DEVICE bool is_valid() const { return segment.is_valid(); }
+    CUTLASS_DEVICE int32_t k_begin() const { return segment.k_begin; }
+    CUTLASS_DEVICE int32_t k_tiles() const { return segment.k_end - segment.k_begin; }
+    CUTLASS_DEVICE auto coordinates() const { return cute::make_coord(tile_m, tile_n, cute::_, 0); }
   };
 
-  template <class ProblemShape>
-  static Params to_underlying_arguments(ProblemShape, TileShape, ClusterShape, cutlass::KernelHardwareInfo const&,
-                                        Arguments const& args, void*, uint32_t = 1, uint32_t = 1) {
-    return args;
-  }
-  static bool can_implement(Arguments const&) { return true; }
+  CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) {}
 
-  /// The workspace is the caller's: partials and barriers come in with the arguments.
-  template <class ProblemShape, class ElementAccumulator>
-  static size_t get_workspace_size(Arguments const&, ProblemShape, cutlass::KernelHardwareInfo const&, uint32_t, uint32_t = 1,
-                                   uint32_t = 1) {
-    return 0;
-  }
-
-  /// Every thread constructs its scheduler right after the kernel's prologue: the place to let the next grid start its own. All
-  /// that this grid reads or writes comes after the load warps' wait for the grid before it.
-  CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    static_assert(cutlass::arch::IsGdcGloballyEnabled, "without griddepcontrol no load would wait for the grid before this one");
-#endif
-    cutlass::arch::launch_dependent_grids();
-  }
-
-  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) const { return located(schedule().begin(int32_t(worker()))); }
-
-  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo work) const {
-    return cute::make_tuple(located(schedule().next(work.segment)), true);
-  }
-  template <class TileSchedulerPipeline, class TileSchedulerPipelineState>
-  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo work, TileSchedulerPipeline&, TileSchedulerPipelineState) const {
-    return fetch_next_work(work);
-  }
-  CUTLASS_DEVICE bool is_last_tile(WorkTileInfo work) const { return !schedule().next(work.segment).is_valid(); }
-
-  CUTLASS_HOST_DEVICE static bool valid_warpgroup_in_work_tile(WorkTileInfo const&) { return true; }
-  CUTLASS_HOST_DEVICE static bool requires_separate_reduction(Params const&) { return false; }
-  CUTLASS_HOST_DEVICE static bool compute_epilogue(WorkTileInfo const& work, Params const& params) {
-    return params.schedule.is_finisher(work.segment);
-  }
-  template <class ProblemShape>
-  CUTLASS_HOST_DEVICE static uint32_t get_work_k_tile_count(WorkTileInfo const& work, ProblemShape, TileShape) {
-    return uint32_t(work.segment.k_end - work.segment.k_begin);
-  }
-  CUTLASS_HOST_DEVICE static uint32_t get_work_k_tile_start(WorkTileInfo const& work) { return uint32_t(work.segment.k_begin); }
+  CUTLASS_DEVICE Work first() const { return located(schedule().begin(int32_t(worker()))); }
+  CUTLASS_DEVICE Work next(Work const& work) const { return located(schedule().next(work.segment)); }
+  /// Whether the segment's sums, once added up, are the tile's, to be stored by the epilogue.
+  CUTLASS_DEVICE bool finishes(Work const& work) const { return schedule().is_finisher(work.segment); }
 
   /// Called by every consumer thread with its accumulators: adds the partial sums of the unit's children, then, unless the unit
-  /// finishes the tile, stores the sums for its parent. Warpgroups work apart: each has its part of the slot and its own flag.
+  /// finishes the tile, stores the sums for its parent. The `warpgroups` of a tile work apart: each has its part of the slot and
+  /// its own flag. `consumer` numbers the consumer warpgroups of the CTA.
   template <class Accumulators>
-  CUTLASS_DEVICE static void fixup(Params const& params, WorkTileInfo const& work, Accumulators& accumulators, uint32_t warpgroups,
-                                   uint32_t warpgroup) {
+  CUTLASS_DEVICE void fixup(Work const& work, Accumulators& accumulators, uint32_t warpgroups, uint32_t warpgroup,
+                            uint32_t consumer) const {
     Segment const& segment = work.segment;
+    Params const& params = params_;
     Schedule const& schedule = params.schedule;
     if (!schedule.needs_fixup(segment)) return;
 
@@ -124,7 +71,7 @@ class StreamKTileScheduler {
     };
     auto const synchronise = [&] {
       using cutlass::arch::ReservedNamedBarriers;
-      auto const barrier = ReservedNamedBarriers(uint32_t(ReservedNamedBarriers::StreamkBarrier0) + warpgroup);
+      auto const barrier = ReservedNamedBarriers(uint32_t(ReservedNamedBarriers::StreamkBarrier0) + consumer);
       cutlass::arch::NamedBarrier::sync(kThreads, barrier);
     };
     float* const sums = reinterpret_cast<float*>(accumulators.data());
@@ -180,13 +127,13 @@ class StreamKTileScheduler {
   /// Linear cluster index: the grid is launched as (clusters * cluster_m, cluster_n).
   CUTLASS_DEVICE static uint32_t worker() { return blockIdx.x / kClusterM; }
 
-  CUTLASS_DEVICE WorkTileInfo located(Segment const& segment) const {
-    WorkTileInfo work;
+  CUTLASS_DEVICE Work located(Segment const& segment) const {
+    Work work;
     work.segment = segment;
-    schedule().coordinates(segment.work_tile, work.M_idx, work.N_idx);
+    schedule().coordinates(segment.work_tile, work.tile_m, work.tile_n);
     dim3 const cta = cute::block_id_in_cluster();
-    work.M_idx = work.M_idx * kClusterM + int32_t(cta.x);
-    work.N_idx = work.N_idx * kClusterN + int32_t(cta.y);
+    work.tile_m = work.tile_m * kClusterM + int32_t(cta.x);
+    work.tile_n = work.tile_n * kClusterN + int32_t(cta.y);
     return work;
   }
 
@@ -205,12 +152,3 @@ class StreamKTileScheduler {
 };
 
 }  // namespace cutlass_sk
-
-namespace cutlass::gemm::kernel::detail {
-
-template <class ArchTag, class TileShape, class ClusterShape, uint32_t SchedulerPipelineStageCount>
-struct TileSchedulerSelector<cutlass_sk::PlannedStreamK, ArchTag, TileShape, ClusterShape, SchedulerPipelineStageCount> {
-  using Scheduler = cutlass_sk::StreamKTileScheduler<TileShape, ClusterShape>;
-};
-
-}  // namespace cutlass::gemm::kernel::detail

@@ -1,0 +1,271 @@
+/// The kernel layer: one producer warpgroup feeds consumer warpgroups through CUTLASS's collectives, along the segments of a plan.
+///
+/// CUTLASS's own layers know Stream-K for two consumer warpgroups that share a tile alone. This one takes any number of them for a
+/// tile (one: tiles of 64 rows), and lets two of them, each with a tile of its own, take turns (ping-pong): the epilogue or fix-up
+/// of one segment runs beside the main loop of the next. The schedule is the same for all.
+#pragma once
+#include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/gemm/dispatch_policy.hpp"
+#include "cutlass/gemm/gemm.h"
+#include "cutlass/kernel_hardware_info.hpp"
+#include "cutlass/pipeline/pipeline.hpp"
+#include "cutlass_sk/stream_k_scheduler.hpp"
+
+namespace cutlass_sk {
+
+/// concurrent_tiles: 2 for ping-pong, else 1. ctas_per_sm: how many CTAs must fit on an SM (of this launch and the next).
+template <int concurrent_tiles, int ctas_per_sm>
+struct KernelPolicy {
+  static constexpr int kConcurrentTiles = concurrent_tiles;
+  static constexpr int kCtasPerSm = ctas_per_sm;
+};
+
+template <class ProblemShape_, class CollectiveMainloop_, class CollectiveEpilogue_, class Policy>
+class StreamKGemm {
+ public:
+  using ProblemShape = ProblemShape_;
+  using CollectiveMainloop = CollectiveMainloop_;
+  using CollectiveEpilogue = CollectiveEpilogue_;
+  using DispatchPolicy = typename CollectiveMainloop::DispatchPolicy;
+  using TileShape = typename CollectiveMainloop::TileShape;
+  using TiledMma = typename CollectiveMainloop::TiledMma;
+  using ClusterShape = typename DispatchPolicy::ClusterShape;
+  using ElementA = typename CollectiveMainloop::ElementA;
+  using StrideA = typename CollectiveMainloop::StrideA;
+  using ElementB = typename CollectiveMainloop::ElementB;
+  using StrideB = typename CollectiveMainloop::StrideB;
+  using ElementC = typename CollectiveEpilogue::ElementC;
+  using StrideC = typename CollectiveEpilogue::StrideC;
+  using StrideD = typename CollectiveEpilogue::StrideD;
+  using TileScheduler = StreamKTileScheduler<TileShape, ClusterShape>;
+  using Work = typename TileScheduler::Work;
+
+  static constexpr int kWarpGroup = cutlass::NumThreadsPerWarpGroup;
+  static constexpr int kTileThreads = int(cute::size(TiledMma{}));
+  static constexpr int kTileWarpGroups = kTileThreads / kWarpGroup;  ///< consumer warpgroups that share a tile
+  static constexpr bool kPingPong = Policy::kConcurrentTiles == 2;
+  static_assert(Policy::kConcurrentTiles == 1 || (kPingPong && kTileWarpGroups == 1), "ping-pong is for one warpgroup a tile");
+  static constexpr int kConsumerWarpGroups = kTileWarpGroups * Policy::kConcurrentTiles;
+  static constexpr uint32_t MaxThreadsPerBlock = kWarpGroup * (1 + kConsumerWarpGroups);
+  static constexpr uint32_t MinBlocksPerMultiprocessor = Policy::kCtasPerSm;
+
+  /// Registers: what the launch gives every thread is dealt out anew, few to the producers and the rest to the consumers.
+  static constexpr int kRegisterFile = 65536, kMaxRegisters = 240;
+  static constexpr int kLaunchRegisters = kRegisterFile / int(MaxThreadsPerBlock * MinBlocksPerMultiprocessor) / 8 * 8;
+  static constexpr bool kDealsRegisters = kLaunchRegisters < 255;
+  static constexpr int kAccumulatorRegisters = int(cute::size<0>(TileShape{}) * cute::size<1>(TileShape{})) / kTileThreads;
+  static constexpr int kProducerRegisters = kAccumulatorRegisters >= 208 ? 24 : 40;
+  static constexpr int kShare = (kLaunchRegisters * (1 + kConsumerWarpGroups) - kProducerRegisters) / kConsumerWarpGroups / 8 * 8;
+  static constexpr int kConsumerRegisters = kShare < kMaxRegisters ? kShare : kMaxRegisters;
+
+  using MainloopPipeline = typename CollectiveMainloop::MainloopPipeline;
+  using LoadPipeline = typename CollectiveEpilogue::LoadPipeline;
+  using StorePipeline = typename CollectiveEpilogue::StorePipeline;
+  /// Turns of the two ping-pong warpgroups: at the main loop and at the epilogue.
+  using Turns = cutlass::OrderedSequenceBarrier<2, 2>;
+
+  struct SharedStorage {
+    struct TensorStorage : cute::aligned_struct<128, cute::_1> {
+      typename CollectiveEpilogue::TensorStorage epilogue;
+      typename CollectiveMainloop::TensorStorage mainloop;
+    } tensors;
+    struct PipelineStorage : cute::aligned_struct<16, cute::_1> {
+      alignas(16) typename CollectiveMainloop::PipelineStorage mainloop;
+      alignas(16) typename CollectiveEpilogue::PipelineStorage epilogue_load;
+      alignas(16) typename Turns::SharedStorage turns;
+    } pipelines;
+  };
+  static constexpr int SharedStorageSize = int(sizeof(SharedStorage));
+  static constexpr int kSharedMemory = 233472, kReservedSharedMemory = 1024;  // an SM's; what each CTA takes on top of its own
+  static_assert((SharedStorageSize + kReservedSharedMemory) * Policy::kCtasPerSm <= kSharedMemory, "too many stages");
+
+  struct Arguments {
+    ProblemShape problem_shape{};
+    typename CollectiveMainloop::Arguments mainloop{};
+    typename CollectiveEpilogue::Arguments epilogue{};
+    typename TileScheduler::Params scheduler{};
+  };
+  struct Params {
+    ProblemShape problem_shape{};
+    typename CollectiveMainloop::Params mainloop{};
+    typename CollectiveEpilogue::Params epilogue{};
+    typename TileScheduler::Params scheduler{};
+  };
+
+  static Params to_underlying_arguments(Arguments const& arguments) {
+    return {arguments.problem_shape,
+            CollectiveMainloop::to_underlying_arguments(arguments.problem_shape, arguments.mainloop, nullptr),
+            CollectiveEpilogue::to_underlying_arguments(arguments.problem_shape, arguments.epilogue, nullptr), arguments.scheduler};
+  }
+
+  static dim3 get_block_shape() { return dim3(MaxThreadsPerBlock); }
+
+  CUTLASS_DEVICE void operator()(Params const& params, char* shared_memory) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    static_assert(cutlass::arch::IsGdcGloballyEnabled, "without griddepcontrol no load would wait for the grid before this one");
+    SharedStorage& storage = *reinterpret_cast<SharedStorage*>(shared_memory);
+    int const warp_group = cutlass::canonical_warp_group_idx();
+    int const warp = cutlass::canonical_warp_idx_sync();
+    bool const loads_operands = warp == 0, loads_source = warp == 2, consumes = warp_group != 0;
+
+    if (warp == 0 && cute::elect_one_sync()) {
+      CollectiveMainloop::prefetch_tma_descriptors(params.mainloop);
+      CollectiveEpilogue::prefetch_tma_descriptors(params.epilogue);
+    }
+
+    typename MainloopPipeline::Params mainloop_params;
+    if (loads_operands) mainloop_params.role = MainloopPipeline::ThreadCategory::Producer;
+    if (consumes) mainloop_params.role = MainloopPipeline::ThreadCategory::Consumer;
+    mainloop_params.is_leader = threadIdx.x % kWarpGroup == 0;
+    mainloop_params.num_consumers = kTileThreads;
+    mainloop_params.num_producers = CollectiveMainloop::NumProducerThreadEvents;
+    mainloop_params.transaction_bytes = params.mainloop.tma_transaction_bytes;
+    MainloopPipeline mainloop_pipeline(storage.pipelines.mainloop, mainloop_params, ClusterShape{});
+
+    typename LoadPipeline::Params load_params;
+    if (loads_source) load_params.role = LoadPipeline::ThreadCategory::Producer;
+    if (consumes) load_params.role = LoadPipeline::ThreadCategory::Consumer;
+    load_params.dst_blockid = cute::block_rank_in_cluster();
+    load_params.producer_arv_count = cutlass::NumThreadsPerWarp;
+    load_params.consumer_arv_count = kTileThreads;
+    if constexpr (CollectiveEpilogue::RequiresTransactionBytes) {
+      load_params.transaction_bytes = params.epilogue.tma_transaction_bytes;
+    }
+    LoadPipeline load_pipeline(storage.pipelines.epilogue_load, load_params);
+
+    typename StorePipeline::Params store_params;
+    store_params.always_wait = true;
+    StorePipeline store_pipeline(store_params);
+
+    Turns turns(storage.pipelines.turns, {uint32_t(warp_group - 1), uint32_t(kWarpGroup)});
+
+    // The next grid may start its own prologue. All that this grid reads or writes comes after the load warps' wait below.
+    cutlass::arch::launch_dependent_grids();
+
+    // Barriers must be initialised in all CTAs of the cluster before any is used.
+    if constexpr (cute::size(ClusterShape{}) > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+
+    TileScheduler const scheduler(params.scheduler);
+    auto const problem_shape = cute::append<4>(params.problem_shape, cute::Int<1>{});
+    CollectiveMainloop mainloop;
+    CollectiveEpilogue epilogue(params.epilogue, storage.tensors.epilogue);
+
+    if (!consumes) {
+      if constexpr (kDealsRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      int const lane = cutlass::canonical_lane_idx();
+      if (loads_operands) {
+        load_operands(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline, lane);
+      } else if (loads_source && epilogue.is_producer_load_needed()) {
+        load_source(problem_shape, storage, scheduler, epilogue, load_pipeline, lane);
+      }
+    } else {
+      if constexpr (kDealsRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      consume(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline, epilogue, load_pipeline, store_pipeline,
+              turns, warp_group - 1);
+    }
+#endif
+  }
+
+ private:
+  template <class Problem>
+  CUTLASS_DEVICE static void load_operands(Params const& params, Problem const& problem_shape, SharedStorage& storage,
+                                           TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline,
+                                           int lane) {
+    auto const inputs = mainloop.load_init(problem_shape, params.mainloop);
+    auto const k_tiles = cute::shape<3>(cute::get<0>(inputs));
+    auto state = cutlass::make_producer_start_state<MainloopPipeline>();
+    // No operand, no partial sum and no flag is touched before this: consumers follow the loads.
+    cutlass::arch::wait_on_dependent_grids();
+    for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
+      auto const iterator = cute::make_coord_iterator(cute::idx2crd(work.k_begin(), k_tiles), k_tiles);
+      mainloop.load(params.mainloop, pipeline, state, inputs, work.coordinates(), iterator, work.k_tiles(), lane,
+                    cute::block_rank_in_cluster(), storage.tensors.mainloop);
+      state.advance(work.k_tiles());
+    }
+    // No CTA of the cluster may leave while another still signals to its barriers.
+    mainloop.load_tail(pipeline, state);
+  }
+
+  template <class Problem>
+  CUTLASS_DEVICE static void load_source(Problem const& problem_shape, SharedStorage& storage, TileScheduler const& scheduler,
+                                         CollectiveEpilogue& epilogue, LoadPipeline& pipeline, int lane) {
+    auto state = cutlass::make_producer_start_state<LoadPipeline>();
+    cutlass::arch::wait_on_dependent_grids();
+    for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
+      if (!scheduler.finishes(work)) continue;
+      state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
+                            storage.tensors.epilogue);
+    }
+    epilogue.load_tail(pipeline, state);
+  }
+
+  template <class Problem>
+  CUTLASS_DEVICE static void consume(Params const& params, Problem const& problem_shape, SharedStorage& storage,
+                                     TileScheduler const& scheduler, CollectiveMainloop& mainloop,
+                                     MainloopPipeline& mainloop_pipeline, CollectiveEpilogue& epilogue, LoadPipeline& load_pipeline,
+                                     StorePipeline& store_pipeline, Turns& turns, int consumer) {
+    typename CollectiveMainloop::PipelineState mainloop_state;
+    typename CollectiveEpilogue::LoadPipelineState load_state;
+    auto store_state = cutlass::make_producer_start_state<StorePipeline>();
+    // The other warpgroup's segment passes this one by, with the stages that it takes.
+    auto const skip = [&](Work const& work) {
+      if (!work.is_valid()) return work;
+      mainloop_state.advance(work.k_tiles());
+      if (scheduler.finishes(work)) {
+        load_state.advance(CollectiveEpilogue::get_load_pipe_increment(TileShape{}));
+        store_state.advance(CollectiveEpilogue::get_store_pipe_increment(TileShape{}));
+      }
+      return scheduler.next(work);
+    };
+
+    int const thread = kPingPong ? int(threadIdx.x) % kWarpGroup : int(threadIdx.x) - kWarpGroup;
+    int const part = kPingPong ? 0 : consumer;  // of the tile
+    TiledMma tiled_mma;
+    bool stored = false;
+    Work work = scheduler.first();
+    if (kPingPong && consumer == 1) work = skip(work);
+    while (work.is_valid()) {
+      auto accumulators = cute::partition_fragment_C(tiled_mma, cute::take<0, 2>(TileShape{}));
+      if constexpr (kPingPong) turns.wait();
+      mainloop.mma(mainloop_pipeline, mainloop_state, accumulators, work.k_tiles(), thread, storage.tensors.mainloop,
+                   params.mainloop);
+      if constexpr (kPingPong) turns.arrive();
+      mainloop.mma_tail(mainloop_pipeline, mainloop_state, work.k_tiles());
+      mainloop_state.advance(work.k_tiles());
+
+      scheduler.fixup(work, accumulators, kTileWarpGroups, part, consumer);
+
+      if constexpr (kPingPong) turns.wait();
+      if (scheduler.finishes(work)) {
+        auto const [load_next, store_next] =
+            epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, TileShape{}, work.coordinates(),
+                           accumulators, tiled_mma, thread, storage.tensors.epilogue);
+        load_state = load_next;
+        store_state = store_next;
+        stored = true;
+        if constexpr (kPingPong) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
+      }
+      if constexpr (kPingPong) turns.arrive();
+      work = scheduler.next(work);
+      if constexpr (kPingPong) work = skip(work);
+    }
+    if (!kPingPong && stored) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
+  }
+
+  /// Waits until the stores have left shared memory: before the other warpgroup writes there, and before the CTA ends.
+  template <class LoadState, class StoreState>
+  CUTLASS_DEVICE static void finish_stores(CollectiveEpilogue& epilogue, LoadPipeline& load_pipeline, LoadState& load_state,
+                                           StorePipeline& store_pipeline, StoreState& store_state) {
+    auto const [load_next, store_next] = epilogue.store_tail(load_pipeline, load_state, store_pipeline, store_state);
+    load_state = load_next;
+    store_state = store_next;
+  }
+};
+
+}  // namespace cutlass_sk
