@@ -34,6 +34,10 @@ class Device:
     bandwidth_gbs: float
     index: int | None = None
 
+    def tflops(self, dtype: str) -> float:
+        """The dense tensor-core peak for a and b of ``dtype``, TFLOP/s."""
+        return self.fp64_tflops if dtype == "float64" else self.fp16_tflops
+
     @property
     def generation(self) -> Generation:
         """The newest kernel generation that runs here."""

@@ -69,5 +69,18 @@ PDL = Variable[bool](
     "0 launches without programmatic dependent launch: each kernel starts after the one before it has ended.",
 )
 DEBUG = Variable[bool]("CUTLASS_SK_DEBUG", _switch, False, "1 prints the plan of each new problem to standard error.")
+CALIBRATION = Variable[Path | None](
+    "CUTLASS_SK_CALIBRATION",
+    _absolute_path,
+    None,
+    "Absolute path of a calibration to plan with; default: the user's own for the GPU, else a shipped one.",
+)
 
-VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (CACHE_DIR, NVCC, JOBS, PDL, DEBUG)
+VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (
+    CACHE_DIR,
+    NVCC,
+    JOBS,
+    PDL,
+    DEBUG,
+    CALIBRATION,
+)

@@ -29,6 +29,10 @@ class DeviceError(Error, RuntimeError):
     """The GPU, or its absence, rules the call out (unsupported architecture, no GPU, unknown preset)."""
 
 
+class CalibrationError(Error, ValueError):
+    """A calibration cannot be read, or cannot be made from what was measured."""
+
+
 class ToolchainError(Error, RuntimeError):
     """nvcc, the host compiler or the CUTLASS headers cannot be found or used."""
 

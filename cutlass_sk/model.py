@@ -7,81 +7,136 @@ The equation is that of the Stream-K paper's appendix (arXiv 2301.03598), for on
     peers         = ceil(iters_per_tile / iters_per_cta)
 
 a: launch, cold misses, storing the tile. b: writing partials. c: one MAC-loop iteration. d: reading and adding one peer's partials.
-All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs; ``Constants`` has the equation's forms
-for kernels that add partials in other ways.
+All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs.
+
+A Hopper GPU needs more. ``Profile.time_us`` extends the equation to::
+
+    time = a + norm4(c*iters + e*(tiles - 1), l2, dram, power) + fixup(peers)
+
+tiles: how many tiles the busiest CTA finishes; e: what a tile costs beyond its iterations (its epilogue, unless the main loop of
+the next one hides it). l2 and dram: bytes that all CTAs load (a cluster loads for its CTAs together) and that the problem has, over
+what the GPU moves. power: all operations, padding included, over the rate that the GPU sustains. norm4, the fourth root of the sum
+of fourth powers, is the largest of them where one is much larger, and more where two are close. fixup: peers add up as a tree of
+arity four, b for each of its levels and d for each partial that is added on its longest path; where all shares are at least a tile
+long, a unit meets one other that is long done: h.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
-from .device import Device
 from .generator.spec import ELEMENT_BYTES, KernelSpec
 from .schedule import FIXUP_ARITY
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The model's constants for one kernel on one GPU, in microseconds."""
+    """The model's constants for one kernel on one GPU, in microseconds.
+
+    a            launch, first loads, storing the last tile
+    b            a level of fix-up: writing partials, telling, waiting (2.x: once)
+    c            one main-loop iteration of a CTA
+    d            reading and adding one peer's partials
+    d_parallel   the same where CTAs of their own add the partials (2.x)
+    e            a tile beyond its iterations
+    h            fix-up between shares that are at least a tile long
+    """
 
     a: float
     b: float
     c: float
     d: float
-    d_parallel: float
+    d_parallel: float = 0.0
+    e: float = 0.0
+    h: float = 0.0
 
     def time_us(self, iters_per_cta: int, peers: int) -> float:
         """The paper's equation: the finisher adds the partials of its peers one after the other."""
         return self.a + (self.b if peers > 1 else 0.0) + self.c * iters_per_cta + self.d * (peers - 1)
 
-    def tree_time_us(self, iters_per_cta: int, peers: int) -> float:
-        """Where peers add up as a tree of arity four (3.x): a level writes partials and adds up to three of them."""
-        levels, reach = 0, 1
-        while reach < peers:
-            levels, reach = levels + 1, reach * FIXUP_ARITY
-        adds = min(peers - 1, (FIXUP_ARITY - 1) * levels)
-        return self.a + self.b * levels + self.c * iters_per_cta + self.d * adds
-
-    def parallel_time_us(self, iters_per_cta: int, peers: int) -> float:
-        """Where CTAs of their own add the partials of a tile, its parts side by side."""
-        return self.a + self.b + self.c * iters_per_cta + self.d_parallel * (peers - 1)
+    def scaled(self, factor: float) -> Constants:
+        """The constants of a GPU whose SMs take ``factor`` times as long; what a launch costs stays."""
+        b, c, d, d_parallel, e, h = (factor * x for x in (self.b, self.c, self.d, self.d_parallel, self.e, self.h))
+        return Constants(self.a, b, c, d, d_parallel, e, h)
 
 
-# (generation, element bytes, tile) -> constants on an H200, 2026-11-30, launches back to back in a graph: a, c from data-parallel
-# times of 128x128x16384 (fp64: x8192) and 1024^3, b and d from split-k times of the former, 2 to 64 splits.
-MEASURED_H200: dict[tuple[str, int, tuple[int, int, int]], Constants] = {
-    ("sm90a", 2, (128, 128, 64)): Constants(a=4.0, b=2.2, c=0.285, d=0.8, d_parallel=0.8),
-    ("sm90a", 2, (128, 256, 64)): Constants(a=5.0, b=2.55, c=0.566, d=1.15, d_parallel=1.15),
-    ("sm90a", 8, (64, 64, 16)): Constants(a=4.6, b=0.9, c=0.32, d=1.3, d_parallel=0.17),
-    ("sm80", 2, (128, 128, 32)): Constants(a=4.5, b=1.5, c=0.315, d=1.0, d_parallel=0.2),
-    ("sm80", 8, (64, 64, 16)): Constants(a=4.6, b=1.0, c=0.565, d=1.3, d_parallel=0.17),
-}
+@dataclass(frozen=True)
+class Limits:
+    """What a whole GPU sustains: GB/s out of the L2 cache and out of memory, and TFLOP/s in one dtype, for as long as one likes."""
 
-LAUNCH_US = 4.5
-MAIN_LOOP_EFFICIENCY = 0.8
-"""Share of a GPU's data-sheet peak that a main loop reaches, where nothing was measured."""
-FIXUP_ITERS = {"3x": (5.0, 2.4, 2.4), "2x": (9.0, 8.0, 0.2)}
-"""b, d and d_parallel in iterations. 2.x: b and d give the choices of the paper's Figure 8 on an A100: g = 108, 64 and 8."""
-
-
-@lru_cache(maxsize=1024)
-def constants(spec: KernelSpec, device: Device) -> Constants:
-    """The constants of ``spec`` on ``device``: those of an H200 on Hopper GPUs of its size, else from the GPU's peak rate."""
-    tile_m, tile_n, tile_k = spec.tile
-    if (device.capability, device.sms) == ((9, 0), 132):
-        measured = MEASURED_H200.get((spec.generation, ELEMENT_BYTES[spec.dtype], spec.tile))
-        if measured is not None:
-            return measured
-    peak_tflops = device.fp64_tflops if spec.dtype == "float64" else device.fp16_tflops
-    flop_per_us = peak_tflops * 1e6 * MAIN_LOOP_EFFICIENCY / device.sms
-    c = 2 * tile_m * tile_n * tile_k / flop_per_us
-    b, d, d_parallel = FIXUP_ITERS[spec.api]
-    return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c, d_parallel=d_parallel * c)
+    l2_gbs: float
+    dram_gbs: float
+    tflops: float
 
 
 PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
 """What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
+
+
+def tree(peers: int) -> tuple[int, int]:
+    """(levels, partials added on the longest path) of the fix-up of ``peers`` units that meet in a tile."""
+    levels, reach = 0, 1
+    while reach < peers:
+        levels, reach = levels + 1, reach * FIXUP_ARITY
+    return levels, min(peers - 1, (FIXUP_ARITY - 1) * levels)
+
+
+_TREES = [tree(max(1, peers)) for peers in range(257)]
+
+
+class Profile:
+    """One kernel on one GPU as the planner needs it: its geometry and the model's constants, worked out once.
+
+    span_m, span_n   rows and columns of c that a work tile (the tiles of a cluster) covers
+    slots            work tiles that run at a time
+    """
+
+    __slots__ = ("constants", "dram_us", "l2_us", "power_us", "slots", "span_m", "span_n", "spec", "tile_k", "tree_fixup")
+
+    def __init__(self, spec: KernelSpec, sms: int, constants: Constants, limits: Limits, chain: int = 0) -> None:
+        """``chain``: elements of k in a chain of tensor-core sums (see ``planner.promotion``); 0: no limit."""
+        if chain:
+            factor = 1 + PROMOTION_COST.get(chain, min(PROMOTION_COST.values()))
+            constants = replace(constants, c=constants.c * factor)
+        tile_m, tile_n, self.tile_k = spec.tile
+        self.spec, self.constants = spec, constants
+        span = tile_m * spec.cluster[0], tile_n * spec.cluster[1]
+        # A kernel with a column-major c computes c^T.
+        self.span_m, self.span_n = span if spec.layout_c == "t" else span[::-1]
+        self.slots = max(1, sms // spec.cluster_size)
+        self.tree_fixup = spec.persistent
+        # Microseconds of the whole GPU for an iteration of one work tile, and for a byte.
+        self.l2_us = sum(span) * self.tile_k * ELEMENT_BYTES[spec.dtype] / limits.l2_gbs * 1e-3
+        self.power_us = 2 * span[0] * span[1] * self.tile_k / limits.tflops * 1e-6
+        self.dram_us = 1e-3 / limits.dram_gbs
+
+    def floor_us(self, work_iters: int, bytes_moved: int) -> float:
+        """No decomposition of ``work_iters`` iterations of work tiles takes less."""
+        per_iter = max(self.constants.c / self.slots, self.power_us, self.l2_us)
+        return self.constants.a + max(per_iter * work_iters, self.dram_us * bytes_moved)
+
+    def time_us(self, iters: int, tiles: int, work_iters: int, bytes_moved: int, fixup_us: float) -> float:
+        """``iters`` iterations and ``tiles`` tiles of the busiest slot, ``work_iters`` iterations of work tiles in all."""
+        constants = self.constants
+        main = constants.c * iters + constants.e * (tiles - 1)
+        l2, power, dram = self.l2_us * work_iters, self.power_us * work_iters, self.dram_us * bytes_moved
+        main *= main
+        l2 *= l2
+        power *= power
+        dram *= dram
+        return float(constants.a + fixup_us + (main * main + l2 * l2 + power * power + dram * dram) ** 0.25)
+
+    def fixup_us(self, peers: int, long_shares: bool, parallel: bool = False) -> float:
+        """What adding up ``peers`` partial sums costs. ``long_shares``: shares are at least a tile long."""
+        constants = self.constants
+        if peers <= 1:
+            return 0.0
+        if not self.tree_fixup:
+            return constants.b + (constants.d_parallel if parallel else constants.d) * (peers - 1)
+        if long_shares:
+            return constants.h
+        levels, adds = _TREES[peers] if peers < len(_TREES) else tree(peers)
+        return constants.b * levels + constants.d * adds
 
 
 def grid_time_us(constants: Constants, tiles: int, iters_per_tile: int, g: int) -> float:

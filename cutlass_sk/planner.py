@@ -1,16 +1,21 @@
-"""From a problem to a plan: candidates, their predicted time, the best one. Pure: no torch, no GPU, no state."""
+"""From a problem to a plan: candidates, their predicted time, the best one. Pure: no torch, no GPU.
+
+A new problem is decided in some ten microseconds: kernels are taken in the order of what they cannot do without, and once that is
+more than the best plan so far, the rest is not looked at.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import index
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
-from . import model
+from .calibration import profile
 from .device import Device
 from .errors import PlanError
-from .generator.spec import KernelSpec
+from .generator.spec import ELEMENT_BYTES, KernelSpec
+from .model import Profile
 from .options import INT_MAX, Options
 from .plan import Decomposition, Plan, RasterOrder
 from .schedule import count_peers
@@ -19,20 +24,37 @@ MAX_PEERS = 1 << 20
 """The most units that may meet in a tile; far beyond what pays."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """A problem cut up for one kernel and grid. Work tiles are the tiles of one cluster; slots run one of them at a time."""
+class Choice(NamedTuple):
+    """In work tiles: the first ``shared`` ones in ``units`` shares (``splits`` > 1: so many for each tile), the others whole."""
+
+    shared: int = 0
+    units: int = 0
+    splits: int = 1
+
+
+class Work(NamedTuple):
+    """A problem cut up for one kernel and grid. Work tiles are the tiles of one cluster; slots run one of them at a time.
+
+    work_tiles_m, work_tiles_n   in the kernel's frame: a kernel with a column-major c computes c^T, n x m
+    """
 
     m: int
     n: int
     k: int
-    spec: KernelSpec
+    profile: Profile
     device: Device
-    slots: int
     requested_grid: int
     work_tiles_m: int
     work_tiles_n: int
     iters_per_tile: int
+
+    @property
+    def spec(self) -> KernelSpec:
+        return self.profile.spec
+
+    @property
+    def slots(self) -> int:
+        return self.profile.slots
 
     @property
     def work_tiles(self) -> int:
@@ -44,135 +66,123 @@ class Work:
         return min(self.work_tiles, INT_MAX // self.iters_per_tile)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """In work tiles: the first ``shared`` ones in ``units`` shares (``splits`` > 1: so many for each tile), the others whole."""
+class Scored(NamedTuple):
+    """A candidate and its predicted time."""
 
-    shared: int = 0
-    units: int = 0
-    splits: int = 1
+    time_us: float
+    work: Work
+    choice: Choice
 
 
-def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, sms: int | None) -> Work:
+def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Options = Options()) -> Work:  # noqa: B008
     """Cuts the problem into tiles; PlanError if it is beyond 32-bit tile arithmetic."""
     for name, size in (("m", m), ("n", n), ("k", k)):
         if not 1 <= size <= INT_MAX:
             raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
-    (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = spec.tile, spec.cluster
-    requested = sms or device.sms
-    slots = max(1, requested // spec.cluster_size)
-    work = Work(
-        m, n, k, spec, device, slots, requested, -(-m // (tile_m * cluster_m)), -(-n // (tile_n * cluster_n)), -(-k // tile_k)
-    )
-    if (work.work_tiles * spec.cluster_size) + slots > INT_MAX // 2:
-        raise PlanError(f"m={m}, n={n} make {work.work_tiles} tiles of {spec.name}, too many for one launch; split the problem")
-    if not spec.persistent and k > INT_MAX - 2 * tile_k:  # 2.x kernels count k up to the end of the last k-tile, in 32 bits
+    sms = options.sms or device.sms
+    plain = profile(spec, device, sms)
+    tiles_m, tiles_n, iters = -(-m // plain.span_m), -(-n // plain.span_n), -(-k // plain.tile_k)
+    if tiles_m * tiles_n * spec.cluster_size + plain.slots > INT_MAX // 2:
+        raise PlanError(f"m={m}, n={n} make {tiles_m * tiles_n} tiles of {spec.name}, too many for one launch; split the problem")
+    if not spec.persistent and k > INT_MAX - 2 * plain.tile_k:  # 2.x kernels count k up to the end of the last k-tile, in 32 bits
         raise PlanError(f"k={k} is too long for {spec.name}; split the problem")
-    return work
+    chain = promotion(m, n, k, plain, options)
+    chosen = profile(spec, device, sms, chain) if chain else plain
+    across = (tiles_m, tiles_n) if spec.layout_c == "t" else (tiles_n, tiles_m)
+    return Work(m, n, k, chosen, device, sms, *across, iters)
 
 
-def candidates(work: Work, options: Options) -> Iterator[Choice]:
-    """The decompositions worth scoring, within what is forced. Data-parallel comes first, so that it wins ties."""
+def free_choices(tiles: int, slots: int, iters: int, max_shared: int) -> list[Choice]:
+    """The decompositions worth scoring where nothing is forced. Data-parallel comes first, so that it wins ties."""
+    choices = [Choice()]
+    if tiles > slots:
+        # The last, partial wave with or without the one before it, in as many shares as there are slots.
+        rest = tiles % slots
+        if rest and rest + slots <= max_shared:
+            choices += (Choice(rest + slots, slots), Choice(rest, min(slots, rest * iters)))
+        return choices
+    if tiles > max_shared or iters == 1:
+        return choices
+    # Splits: few, so that a tile is added up in one level or two; and as many as there is room for. Of splits that leave the same
+    # number of iterations the fewest.
+    most = min(slots // tiles, iters)
+    last = 1
+    for splits in (2, 3, 4, 8, 16, most):
+        if splits <= most:
+            splits = -(-iters // -(-iters // splits))
+            if splits > last:
+                choices.append(Choice(tiles, tiles * splits, splits))
+                last = splits
+    if tiles * most < slots:
+        choices.append(Choice(tiles, min(slots, tiles * iters)))
+    return choices
+
+
+def forced_choices(work: Work, options: Options) -> Iterator[Choice]:
+    """The decompositions worth scoring within what is forced."""
     tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
     decomposition = options.decomposition or ("split_k" if options.splits else None)
-    if decomposition in (None, "data_parallel"):
+    if decomposition is None:
+        yield from free_choices(tiles, slots, iters, work.max_shared)
+    if decomposition == "data_parallel":
         yield Choice()
-    if decomposition == "split_k" and work.max_shared < tiles:
-        raise PlanError(f"split_k of {tiles} tiles x {iters} iterations is beyond 32-bit arithmetic; use data_parallel")
-    if decomposition in (None, "split_k") and work.max_shared == tiles:
-        for splits in [options.splits] if options.splits else split_range(tiles, iters, slots, forced=decomposition is not None):
+    if decomposition == "split_k":
+        if work.max_shared < tiles:
+            raise PlanError(f"split_k of {tiles} tiles x {iters} iterations is beyond 32-bit arithmetic; use data_parallel")
+        for splits in [options.splits] if options.splits else range(2, max(2, min(iters, slots // tiles)) + 1):
             splits = min(splits, iters, MAX_PEERS)
             if tiles * splits > INT_MAX // 4:
                 raise PlanError(f"splits={splits} of {tiles} tiles make too many parts for one launch")
             yield Choice(tiles, tiles * splits, splits) if splits > 1 else Choice()
-    if decomposition in (None, "stream_k"):
-        yield from stream_k(work, options)
+    if decomposition == "stream_k":
+        yield stream_k(work, options)
 
 
-def split_range(tiles: int, iters: int, slots: int, *, forced: bool) -> Sequence[int]:
-    """Splitting factors that fill up to one wave; at least 2 where split_k was asked for."""
-    most = min(iters, max(slots // tiles, 2 if forced else 1))
-    return range(2, most + 1) if most >= 2 else ([1] if forced else [])
-
-
-def stream_k(work: Work, options: Options) -> Iterator[Choice]:
-    """Shared parts: everything, if there is less than a wave; else the last, partial wave with or without the one before it."""
+def stream_k(work: Work, options: Options) -> Choice:
+    """The shared part: everything, if there is less than a wave; else the last, partial wave with the one before it."""
     tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
-    cluster = work.spec.cluster_size
     if options.sk_tiles is not None:
-        shares = [min(-(-options.sk_tiles // cluster), tiles)]
-    elif tiles <= slots:
-        shares = [tiles]
-    elif options.decomposition is None:
-        rest = tiles % slots
-        shares = [rest + slots, rest] if rest else []
+        shared = min(-(-options.sk_tiles // work.spec.cluster_size), tiles)
     else:
-        shares = [tiles % slots + slots]
-    for shared in shares:
-        if shared > work.max_shared:
-            if options.decomposition == "stream_k":
-                raise PlanError(f"sharing {shared} tiles x {iters} iterations is beyond 32-bit arithmetic; use fewer sk_tiles")
-            continue
-        if options.sk_units is not None:
-            units = [options.sk_units]
-        elif options.decomposition is None and shared < slots:
-            # time(g) has its minima where the busiest unit loses an iteration: try those near even shares, and the full grid.
-            units = sorted({slots, *(min(slots, shared * s) for s in range(1, slots // shared + 1))})
-        else:
-            units = [slots]
-        for count in units:
-            yield Choice(shared, min(count, shared * iters, MAX_PEERS))
+        shared = tiles if tiles <= slots else tiles % slots + slots
+    if shared > work.max_shared:
+        raise PlanError(f"sharing {shared} tiles x {iters} iterations is beyond 32-bit arithmetic; use fewer sk_tiles")
+    return Choice(shared, min(options.sk_units or slots, shared * iters, MAX_PEERS))
 
 
-def build(work: Work, choice: Choice, options: Options) -> Plan:
-    """The full plan of one decomposition."""
-    spec, cluster = work.spec, work.spec.cluster_size
-    shared, units, splits = choice.shared, choice.units, choice.splits
-    whole = work.work_tiles - shared
-    peers = count_peers(shared, work.iters_per_tile, units, splits) if units else 1
-    if splits > 1:
-        decomposition: Decomposition = "split_k"
-    else:
-        decomposition = "stream_k" if units else options.decomposition or "data_parallel"
+def score(work: Work, choice: Choice) -> float:
+    """The model's time for a decomposition, in microseconds."""
+    tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
+    shared, units, splits = choice
+    moved = bytes_moved(work.m, work.n, work.k, work.spec)
+    if units == 0:
+        waves = -(-tiles // slots)
+        return work.profile.time_us(waves * iters, waves, tiles * iters, moved, 0.0)
+    share = -(-iters // splits) if splits > 1 else -(-shared * iters // units)
+    # As many as can meet in a tile: one iteration of the first, one of the last, whole shares between them.
+    peers = splits if splits > 1 else 1 if shared == units else 2 + max(0, iters - 2) // (shared * iters // units)
+    fixup = work.profile.fixup_us(min(peers, units), share >= iters, reduces_in_parallel(work, choice))
+    whole = tiles - shared
+    if units > slots:
+        load = busiest_iters(work, choice)
+        return work.profile.time_us(load, -(-load // iters), tiles * iters, moved, fixup)
+    # Slot 0 runs a unit, then a whole tile in each further round; the slots behind the units run whole tiles alone.
+    rounds = -(-(units + whole) // slots)
+    load, finished = share + (rounds - 1) * iters, rounds
+    if whole and units < slots:
+        others = -(-whole // slots)
+        load, finished = max(load, others * iters), max(finished, others)
+    return work.profile.time_us(load, finished, tiles * iters, moved, fixup)
 
-    parallel = reduces_in_parallel(work, choice)
-    reduction_ctas = shared * spec.accumulator_fragments if parallel else 0
-    # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
-    workers = max(min(work.slots, units + whole), units)
-    grid = workers * cluster if spec.persistent else units + whole + reduction_ctas
-    slots_of_partials = units * cluster * (2 if parallel else 1)
-    flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
-    order, swizzle = raster(work, options)
-    busiest_slot = busiest_iters(work, choice) * work.slots
-    return Plan(
-        m=work.m,
-        n=work.n,
-        k=work.k,
-        kernel=spec,
-        device=work.device.name,
-        decomposition=decomposition,
-        requested_grid=work.requested_grid,
-        grid=grid,
-        tiles_m=work.work_tiles_m * spec.cluster[0],
-        tiles_n=work.work_tiles_n * spec.cluster[1],
-        iters_per_tile=work.iters_per_tile,
-        dp_tiles=whole * cluster,
-        sk_tiles=shared * cluster,
-        sk_units=units,
-        splits=splits,
-        peers=peers,
-        waves=work.work_tiles / work.slots,
-        efficiency=work.work_tiles * work.iters_per_tile / busiest_slot,
-        data_parallel_efficiency=work.work_tiles / (-(-work.work_tiles // work.slots) * work.slots),
-        partials_bytes=slots_of_partials * spec.partial_bytes,
-        barrier_bytes=flags * 4,
-        reduction_mode=options.reduction_mode if spec.persistent else "deterministic",
-        reduction_ctas=reduction_ctas,
-        raster_order=order,
-        raster_swizzle=swizzle,
-        promotion=promotion(work, options),
-        predicted_time_us=predict_us(work, choice, peers, options),
-    )
+
+def bytes_moved(m: int, n: int, k: int, spec: KernelSpec) -> int:
+    """The least that a problem moves: a and b read once, c written once."""
+    return (m + n) * k * ELEMENT_BYTES[spec.dtype] + m * n * ELEMENT_BYTES[spec.out_dtype]
+
+
+def reduces_in_parallel(work: Work, choice: Choice) -> bool:
+    """Whether CTAs of their own add the partials (2.x, many peers): a tile's fragments side by side, not one finisher after all."""
+    return not work.spec.persistent and choice.units > 2 * choice.shared
 
 
 def busiest_iters(work: Work, choice: Choice) -> int:
@@ -192,30 +202,111 @@ def busiest_iters(work: Work, choice: Choice) -> int:
     return max(load(0), load(rest)) if choice.units + whole > rest else load(0)
 
 
-def reduces_in_parallel(work: Work, choice: Choice) -> bool:
-    """Whether CTAs of their own add the partials (2.x, many peers): a tile's fragments side by side, not one finisher after all."""
-    return not work.spec.persistent and choice.units > 2 * choice.shared
+def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options) -> Iterator[Scored]:
+    """Every candidate of every eligible kernel, with its time, in the order of the kernels. PlanError as ``make_plan``."""
+    for spec in eligible(kernels, n, k, device, options):
+        work = cut_up(m, n, k, spec, device, options)
+        for choice in forced_choices(work, options):
+            yield Scored(score(work, choice), work, choice)
 
 
-def predict_us(work: Work, choice: Choice, peers: int, options: Options) -> float:
-    """The model's time for a decomposition, in microseconds."""
-    constants, iters = model.constants(work.spec, work.device), busiest_iters(work, choice)
-    if chain := promotion(work, options):
-        constants = replace(constants, c=constants.c * (1 + model.PROMOTION_COST.get(chain, min(model.PROMOTION_COST.values()))))
-    if work.spec.persistent:
-        return constants.tree_time_us(iters, peers)
-    return constants.parallel_time_us(iters, peers) if reduces_in_parallel(work, choice) else constants.time_us(iters, peers)
+def decide(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device) -> Scored:
+    """The best candidate where nothing is forced: what ``min`` over ``scored`` gives, in a fraction of the time."""
+    works = [cut_up(m, n, k, spec, device) for spec in eligible(kernels, n, k, device, Options())]
+    floors = []
+    for number, work in enumerate(works):
+        tiles = work.work_tiles_m * work.work_tiles_n
+        floors.append((work.profile.floor_us(tiles * work.iters_per_tile, bytes_moved(m, n, k, work.spec)), number))
+    best: Scored | None = None
+    for floor, number in sorted(floors):
+        if best is not None and floor >= best.time_us:
+            break
+        work = works[number]
+        for choice in free_choices(work.work_tiles, work.slots, work.iters_per_tile, work.max_shared):
+            time_us = score(work, choice)
+            if best is None or time_us < best.time_us:
+                best = Scored(time_us, work, choice)
+    assert best is not None  # data-parallel is always among the choices
+    return best
+
+
+def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
+    """The plan with the least predicted time for c[m, n] = a[m, k] @ b[k, n] over ``kernels``, within ``options``.
+
+    Raises PlanError where an option is out of range or nothing fits it.
+    """
+    m, n, k = _whole("m", m), _whole("n", n), _whole("k", k)
+    if options is None or options == Options():
+        return build(decide(m, n, k, kernels, device), Options())
+    options.check(device)
+    best = min(scored(m, n, k, kernels, device, options), key=lambda candidate: candidate.time_us, default=None)
+    if best is None:
+        raise PlanError(f"no decomposition of m={m}, n={n}, k={k} fits {options}")
+    return build(best, options)
+
+
+def build(candidate: Scored, options: Options) -> Plan:
+    """The full plan of one decomposition."""
+    time_us, work, choice = candidate
+    spec, cluster, slots, iters = work.spec, work.spec.cluster_size, work.slots, work.iters_per_tile
+    tiles = work.work_tiles
+    shared, units, splits = choice
+    whole = tiles - shared
+    if splits > 1:
+        decomposition: Decomposition = "split_k"
+    else:
+        decomposition = "stream_k" if units else options.decomposition or "data_parallel"
+
+    parallel = reduces_in_parallel(work, choice)
+    reduction_ctas = shared * spec.accumulator_fragments if parallel else 0
+    # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
+    workers = max(min(slots, units + whole), units)
+    flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
+    order, swizzle = raster(work, options)
+    return Plan(
+        m=work.m,
+        n=work.n,
+        k=work.k,
+        kernel=spec,
+        device=work.device.name,
+        decomposition=decomposition,
+        requested_grid=work.requested_grid,
+        grid=workers * cluster if spec.persistent else units + whole + reduction_ctas,
+        tiles_m=work.work_tiles_m * spec.cluster[0],
+        tiles_n=work.work_tiles_n * spec.cluster[1],
+        iters_per_tile=iters,
+        dp_tiles=whole * cluster,
+        sk_tiles=shared * cluster,
+        sk_units=units,
+        splits=splits,
+        peers=count_peers(shared, iters, units, splits) if units else 1,
+        waves=tiles / slots,
+        efficiency=tiles * iters / (busiest_iters(work, choice) * slots),
+        data_parallel_efficiency=tiles / (-(-tiles // slots) * slots),
+        partials_bytes=units * cluster * (2 if parallel else 1) * spec.partial_bytes,
+        barrier_bytes=flags * 4,
+        reduction_mode=options.reduction_mode if spec.persistent else "deterministic",
+        reduction_ctas=reduction_ctas,
+        raster_order=order,
+        raster_swizzle=swizzle,
+        promotion=promotion(work.m, work.n, work.k, work.profile, options),
+        predicted_time_us=time_us,
+    )
 
 
 def eligible(kernels: Sequence[KernelSpec], n: int, k: int, device: Device, options: Options) -> Sequence[KernelSpec]:
     """Kernels whose cluster fits the grid and that can end chains where that is wanted; all of them, if none does."""
-    kernels = [spec for spec in kernels if spec.cluster_size <= (options.sms or device.sms)] or kernels
-    if options.promotion or (options.promotion is None and ragged(n, k)):
-        kernels = [spec for spec in kernels if spec.promotable] or kernels
-    return kernels
+    promoted = bool(options.promotion) or (options.promotion is None and ragged(n, k))
+    return _eligible(tuple(kernels), options.sms or device.sms, promoted)
 
 
-def promotion(work: Work, options: Options) -> int:
+@lru_cache(maxsize=1024)
+def _eligible(kernels: tuple[KernelSpec, ...], sms: int, promoted: bool) -> Sequence[KernelSpec]:
+    fitting = [spec for spec in kernels if spec.cluster_size <= sms] or kernels
+    return ([spec for spec in fitting if spec.promotable] or fitting) if promoted else fitting
+
+
+def promotion(m: int, n: int, k: int, kernel: Profile, options: Options) -> int:
     """Elements of k in a chain of tensor-core sums, for float32 outputs; 0: no limit.
 
     A chain costs accuracy by its length, and ending it costs time: 12 to 16% with 128 elements, 25 to 38% with 64 (float16 squares
@@ -223,15 +314,16 @@ def promotion(work: Work, options: Options) -> int:
     are no multiples of 8. So do we: no limit on the former, 128 on the latter, 64 there if all tiles run at once and time hardly
     matters.
     """
-    tile_k = work.spec.tile[2]
+    spec, tile_k = kernel.spec, kernel.tile_k
     if options.promotion is not None:
-        if options.promotion % tile_k or (options.promotion and not work.spec.promotable):
-            kernels = "kernels with float32 outputs and small tiles" if not work.spec.promotable else f"multiples of {tile_k}"
-            raise PlanError(f"promotion={options.promotion} does not fit {work.spec.name}; it is for {kernels}")
+        if options.promotion % tile_k or (options.promotion and not spec.promotable):
+            kernels = "kernels with float32 outputs and small tiles" if not spec.promotable else f"multiples of {tile_k}"
+            raise PlanError(f"promotion={options.promotion} does not fit {spec.name}; it is for {kernels}")
         return options.promotion
-    if not work.spec.promotable or not ragged(work.n, work.k):
+    if not spec.promotable or not ragged(n, k):
         return 0
-    return tile_k * (1 if work.work_tiles <= work.slots else 2)
+    work_tiles = -(-m // kernel.span_m) * -(-n // kernel.span_n)
+    return tile_k * (1 if work_tiles <= kernel.slots else 2)
 
 
 def ragged(n: int, k: int) -> bool:
@@ -253,29 +345,10 @@ def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
     return options.raster_order or shorter, options.raster_swizzle or 1
 
 
-def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
-    """The plan with the least predicted time for c[m, n] = a[m, k] @ b[k, n] over ``kernels``, within ``options``.
-
-    Raises PlanError where an option is out of range or nothing fits it.
-    """
-    options = options or Options()
-    options.check(device)
-    m, n, k = (_whole(name, size) for name, size in (("m", m), ("n", n), ("k", k)))
-    best: tuple[float, Work, Choice] | None = None
-    for spec in eligible(kernels, n, k, device, options):
-        work = cut_up(m, n, k, spec, device, options.sms)
-        for choice in candidates(work, options):
-            peers = count_peers(choice.shared, work.iters_per_tile, choice.units, choice.splits) if choice.units else 1
-            time_us = predict_us(work, choice, peers, options)
-            if best is None or time_us < best[0]:
-                best = (time_us, work, choice)
-    if best is None:
-        raise PlanError(f"no decomposition of m={m}, n={n}, k={k} fits {options}")
-    return build(best[1], best[2], options)
-
-
 def _whole(name: str, size: SupportsIndex) -> int:
     """A size as an int: numpy's integers are as good as Python's, bool and float are not."""
+    if type(size) is int:
+        return size
     try:
         if not isinstance(size, bool):
             return index(size)

@@ -74,6 +74,12 @@ class KernelSpec:
         return self.name
 
     @property
+    def family(self) -> str:
+        """The name without the layouts of a and b, which do not matter to a plan."""
+        name = self.name
+        return name[: name.rindex("_")] + ("_n" if self.layout_c == "n" else "")
+
+    @property
     def accumulator(self) -> str:
         """Element type of sums and partials."""
         return "float64" if self.dtype == "float64" else "float32"

@@ -1,0 +1,168 @@
+"""Measured constants of the model, by GPU: shipped ones, a user's own, and what stands in for those that are missing.
+
+A calibration is a JSON file, written by ``cutlass-sk calibrate``. For a GPU the first of these is taken: the file that
+``CUTLASS_SK_CALIBRATION`` names, the user's own for that GPU, the one shipped for it, and the shipped H200's, scaled by SMs, clock
+and bandwidth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .. import env
+from ..device import PRESETS, Device
+from ..errors import CalibrationError
+from ..generator.spec import KernelSpec
+from ..model import Constants, Limits, Profile
+
+SCHEMA = 1
+"""Raised when a file's fields change their meaning."""
+
+SHIPPED = ("h200",)
+"""Calibrations that come with the package; the first one is scaled for GPUs that have none."""
+
+LAUNCH_US = 4.5
+MAIN_LOOP_EFFICIENCY = 0.8
+"""Share of a GPU's data-sheet peak that a main loop reaches, where nothing was measured."""
+FIXUP_ITERS = {"3x": (5.0, 2.4, 2.4, 4.0), "2x": (9.0, 8.0, 0.2, 17.0)}
+"""b, d, d_parallel and h in iterations. 2.x: b and d give the choices of the paper's Figure 8 on an A100: g = 108, 64 and 8."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on one GPU.
+
+    device       the GPU
+    constants    by ``KernelSpec.family``
+    limits       by element type of a and b, for each generation (``sm90a_float16``)
+    provenance   GPU, clocks, versions, commit, date, seed, how well the fit predicts
+    source       where it comes from, for people
+    """
+
+    device: Device
+    constants: Mapping[str, Constants]
+    limits: Mapping[str, Limits]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def to_json(self) -> str:
+        """The file's text."""
+        device = {key: value for key, value in asdict(self.device).items() if key != "index"}
+        constants = {key: asdict(value) for key, value in sorted(self.constants.items())}
+        limits = {key: asdict(value) for key, value in sorted(self.limits.items())}
+        record = {"schema": SCHEMA, "device": device, "provenance": dict(self.provenance), "limits": limits, "constants": constants}
+        return json.dumps(record, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str, source: str) -> Calibration:
+        """Reads a file's text; CalibrationError if it is none."""
+        try:
+            record = json.loads(text)
+            if record["schema"] != SCHEMA:
+                raise CalibrationError(f"{source} has schema {record['schema']}, this version reads {SCHEMA}; calibrate again")
+            device = Device(**{**record["device"], "capability": tuple(record["device"]["capability"])})
+            constants = {key: Constants(**value) for key, value in record["constants"].items()}
+            limits = {key: Limits(**value) for key, value in record["limits"].items()}
+            numbers = [number for entry in (*constants.values(), *limits.values()) for number in asdict(entry).values()]
+            if not all(isinstance(number, int | float) and 0 <= number < float("inf") for number in numbers):
+                raise ValueError("a constant is no number of 0 or more")
+            return Calibration(device, constants, limits, record["provenance"], source)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CalibrationError(f"{source} is no calibration: {error}; write one with cutlass-sk calibrate") from None
+
+
+def profile(spec: KernelSpec, device: Device, sms: int, chain: int = 0) -> Profile:
+    """``spec`` on ``sms`` SMs of ``device``, as the planner needs it. Layouts of a and b do not matter."""
+    return _profile(spec.with_layouts("t", "t"), device, sms, chain)
+
+
+@lru_cache(maxsize=4096)
+def _profile(spec: KernelSpec, device: Device, sms: int, chain: int) -> Profile:
+    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain)
+
+
+def constants(spec: KernelSpec, device: Device) -> Constants:
+    """The model's constants for ``spec`` on ``device``: measured there, scaled from another GPU, or estimated from peaks."""
+    calibration = calibration_of(device)
+    measured = calibration.constants.get(spec.family)
+    # What 2.x kernels of the older generation cost on a Hopper GPU says little of the GPUs that they are made for.
+    if measured is None or device.capability[0] != calibration.device.capability[0]:
+        return _estimated(spec, device)
+    return measured.scaled(_slower(spec, device, calibration.device))
+
+
+def limits(spec: KernelSpec, device: Device) -> Limits:
+    """What ``device`` sustains for the dtype of ``spec``."""
+    calibration = calibration_of(device)
+    measured = calibration.limits.get(f"{spec.generation}_{spec.dtype}")
+    if measured is None or device.capability[0] != calibration.device.capability[0]:
+        # 2.5 times memory is what L2 caches give; no limit of power is known.
+        return Limits(2.5 * device.bandwidth_gbs, 0.9 * device.bandwidth_gbs, device.tflops(spec.dtype))
+    speed = device.sms / calibration.device.sms / _slower(spec, device, calibration.device)
+    bandwidth = device.bandwidth_gbs / calibration.device.bandwidth_gbs
+    return Limits(measured.l2_gbs * speed, measured.dram_gbs * bandwidth, measured.tflops * speed)
+
+
+def _slower(spec: KernelSpec, device: Device, reference: Device) -> float:
+    """How many times as long an SM of ``device`` takes as one of ``reference``."""
+    return (reference.tflops(spec.dtype) / reference.sms) / (device.tflops(spec.dtype) / device.sms)
+
+
+def _estimated(spec: KernelSpec, device: Device) -> Constants:
+    tile_m, tile_n, tile_k = spec.tile
+    flop_per_us = device.tflops(spec.dtype) * 1e6 * MAIN_LOOP_EFFICIENCY / device.sms
+    c = 2 * tile_m * tile_n * tile_k / flop_per_us
+    b, d, d_parallel, h = FIXUP_ITERS[spec.api]
+    return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c, d_parallel=d_parallel * c, e=c, h=h * c)
+
+
+@lru_cache(maxsize=64)
+def calibration_of(device: Device) -> Calibration:
+    """The calibration that serves ``device``. CalibrationError if a file that should be read is none."""
+    if path := env.CALIBRATION.get():
+        return _read(path)
+    if device.index is not None and (path := own_path(device)).is_file():
+        return _read(path)
+    for name in SHIPPED:
+        if name in device.name.lower():
+            return shipped(name)
+    return shipped(SHIPPED[0])
+
+
+def described(device: Device) -> str:
+    """Where the constants for ``device`` come from, in a few words."""
+    calibration = calibration_of(device)
+    if device.capability[0] != calibration.device.capability[0]:
+        return "estimated from data-sheet peaks; cutlass-sk calibrate measures them"
+    same = calibration.device.name == device.name or PRESETS.get(device.name) == calibration.device
+    if same or calibration.source not in SHIPPED or calibration.source in device.name.lower():
+        return f"measured on {calibration.device.name} ({calibration.source})"
+    return f"scaled from {calibration.device.name} by SMs, clock and bandwidth; cutlass-sk calibrate measures them"
+
+
+@lru_cache(maxsize=8)
+def shipped(name: str) -> Calibration:
+    """A calibration that comes with the package."""
+    return Calibration.from_json(resources.files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"), name)
+
+
+def own_path(device: Device) -> Path:
+    """Where the user's own calibration of a GPU is kept."""
+    from platformdirs import user_config_path
+
+    name = re.sub(r"[^a-z0-9]+", "-", device.name.lower())
+    return user_config_path("cutlass_sk", appauthor=False) / "calibration" / f"{name}.json"
+
+
+def _read(path: Path) -> Calibration:
+    try:
+        return Calibration.from_json(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
