@@ -29,6 +29,7 @@ class KernelDescription:
     alignment_b: int
     alignment_c: int
     accumulator_fragments: int
+    cluster_fixup: bool
     partial_bytes: int
 
 
@@ -103,6 +104,7 @@ class Kernel:
             alignment_b=struct.alignment_b,
             alignment_c=struct.alignment_c,
             accumulator_fragments=struct.accumulator_fragments,
+            cluster_fixup=bool(struct.cluster_fixup),
             partial_bytes=struct.partial_bytes,
         )
 
@@ -123,6 +125,7 @@ def plan_struct(plan: Plan) -> abi.PlanStruct:
         nondeterministic=plan.reduction_mode == "nondeterministic",
         raster_along_n=plan.raster_order == "along_n",
         raster_swizzle=plan.raster_swizzle,
+        in_clusters=plan.fixup == "cluster",
         promotion_iters=plan.promotion // plan.kernel.tile[2],
     )
 

@@ -23,9 +23,10 @@ long, a unit meets one other that is long done: h.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from .generator.spec import ELEMENT_BYTES, KernelSpec
+from .plan import CLUSTER_SPLITS
 from .schedule import FIXUP_ARITY
 
 
@@ -40,6 +41,7 @@ class Constants:
     d_parallel   the same where CTAs of their own add the partials (2.x)
     e            a tile beyond its iterations
     h            fix-up between shares that are at least a tile long
+    r, u         fix-up within a cluster: of two peers, and for each further one
     """
 
     a: float
@@ -49,6 +51,8 @@ class Constants:
     d_parallel: float = 0.0
     e: float = 0.0
     h: float = 0.0
+    r: float = 0.0
+    u: float = 0.0
 
     def time_us(self, iters_per_cta: int, peers: int) -> float:
         """The paper's equation: the finisher adds the partials of its peers one after the other."""
@@ -56,8 +60,8 @@ class Constants:
 
     def scaled(self, factor: float) -> Constants:
         """The constants of a GPU whose SMs take ``factor`` times as long; what a launch costs stays."""
-        b, c, d, d_parallel, e, h = (factor * x for x in (self.b, self.c, self.d, self.d_parallel, self.e, self.h))
-        return Constants(self.a, b, c, d, d_parallel, e, h)
+        scaled = {name: factor * value for name, value in asdict(self).items() if name != "a"}
+        return Constants(self.a, **scaled)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,16 @@ class Limits:
 
 PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
 """What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
+
+
+def cluster_slots(sms: int) -> tuple[tuple[int, int], ...]:
+    """(CTAs in a cluster, clusters that fit) for each number of parts in which a cluster may split a tile.
+
+    A cluster lies within a GPC. Those of an H200 have 16 or 18 SMs of which not all work, so that clusters of more than two leave
+    some idle.
+    """
+    usable = {2: 1.0, 3: 0.9, 4: 0.9, 8: 0.84}
+    return tuple((peers, int(sms * usable[peers]) // peers) for peers in CLUSTER_SPLITS if peers <= sms)
 
 
 def tree(peers: int) -> tuple[int, int]:
@@ -89,9 +103,22 @@ class Profile:
 
     span_m, span_n   rows and columns of c that a work tile (the tiles of a cluster) covers
     slots            work tiles that run at a time
+    cluster_slots    (peers, tiles that run at a time) where a tile is split among the CTAs of a cluster
     """
 
-    __slots__ = ("constants", "dram_us", "l2_us", "power_us", "slots", "span_m", "span_n", "spec", "tile_k", "tree_fixup")
+    __slots__ = (
+        "cluster_slots",
+        "constants",
+        "dram_us",
+        "l2_us",
+        "power_us",
+        "slots",
+        "span_m",
+        "span_n",
+        "spec",
+        "tile_k",
+        "tree_fixup",
+    )
 
     def __init__(self, spec: KernelSpec, sms: int, constants: Constants, limits: Limits, chain: int = 0) -> None:
         """``chain``: elements of k in a chain of tensor-core sums (see ``planner.promotion``); 0: no limit."""
@@ -104,6 +131,7 @@ class Profile:
         # A kernel with a column-major c computes c^T.
         self.span_m, self.span_n = span if spec.layout_c == "t" else span[::-1]
         self.slots = max(1, sms // spec.cluster_size)
+        self.cluster_slots = cluster_slots(sms) if spec.cluster_fixup else ()
         self.tree_fixup = spec.persistent
         # Microseconds of the whole GPU for an iteration of one work tile, and for a byte.
         self.l2_us = sum(span) * self.tile_k * ELEMENT_BYTES[spec.dtype] / limits.l2_gbs * 1e-3
@@ -125,6 +153,10 @@ class Profile:
         power *= power
         dram *= dram
         return float(constants.a + fixup_us + (main * main + l2 * l2 + power * power + dram * dram) ** 0.25)
+
+    def cluster_fixup_us(self, peers: int) -> float:
+        """What adding up the sums of ``peers`` CTAs of one cluster costs."""
+        return self.constants.r + self.constants.u * (peers - 2)
 
     def fixup_us(self, peers: int, long_shares: bool, parallel: bool = False) -> float:
         """What adding up ``peers`` partial sums costs. ``long_shares``: shares are at least a tile long."""

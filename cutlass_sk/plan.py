@@ -11,8 +11,11 @@ from .generator.spec import KernelSpec
 Decomposition = Literal["data_parallel", "split_k", "stream_k"]
 ReductionMode = Literal["deterministic", "nondeterministic"]
 RasterOrder = Literal["along_m", "along_n"]
+Fixup = Literal["none", "tree", "cluster", "serial", "separate"]
 
 DECOMPOSITIONS: tuple[Decomposition, ...] = ("data_parallel", "split_k", "stream_k")
+CLUSTER_SPLITS = (2, 3, 4, 8)
+"""In how many parts a cluster may split a tile."""
 REDUCTION_MODES: tuple[ReductionMode, ...] = ("deterministic", "nondeterministic")
 RASTER_ORDERS: tuple[RasterOrder, ...] = ("along_m", "along_n")
 
@@ -30,6 +33,9 @@ class Plan:
     iters_per_tile        MAC-loop iterations (k-tiles) of a tile
     requested_grid        CTAs asked for, one an SM (``sms=``); ``grid`` is what is launched
     peers                 the most units that meet in one tile
+    fixup                 how their sums meet. ``tree``: in fours, up to the unit that finishes the tile (3.x). ``cluster``: the
+                          parts of a tile are one cluster, and each adds up and stores some of its columns (3.x). ``serial``: the
+                          finisher adds the others one by one; ``separate``: CTAs of their own do (2.x)
     waves                 tiles / grid slots
     efficiency            useful MAC iterations / (iterations of the busiest slot x slots), of this plan
     data_parallel_efficiency   the same, were the plan plain data-parallel
@@ -55,6 +61,7 @@ class Plan:
     sk_units: int
     splits: int
     peers: int
+    fixup: Fixup
     waves: float
     efficiency: float
     data_parallel_efficiency: float
@@ -69,11 +76,14 @@ class Plan:
 
     def __str__(self) -> str:
         """Three lines for people; ``repr`` has every field."""
-        shared = f"{self.sk_tiles} shared in {self.sk_units} parts, up to {self.peers} a tile; " if self.sk_units else ""
+        shared = (
+            f"{self.sk_tiles} shared in {self.sk_units} parts, up to {self.peers} a tile ({self.fixup}); " if self.sk_units else ""
+        )
         return (
             f"{self.m} x {self.n} x {self.k} on {self.device}: {self.kernel}, {self.decomposition}, "
             f"{self.predicted_time_us:.1f} us expected\n"
-            f"  {self.tiles_m} x {self.tiles_n} tiles of {self.iters_per_tile} k-tiles: {shared}{self.dp_tiles} whole\n"
+            f"  {self.tiles_m} x {self.tiles_n} tiles{' of c^T' if self.swapped else ''} of {self.iters_per_tile} k-tiles: "
+            f"{shared}{self.dp_tiles} whole\n"
             f"  grid {self.grid} CTAs, {self.waves:.2f} waves, SMs {self.efficiency:.1%} busy ({self.data_parallel_efficiency:.1%} "
             f"data-parallel), workspace {self.workspace_bytes:,} bytes"
         )
@@ -86,15 +96,17 @@ class Plan:
                 raise PlanError(f"the plan's {name}={value!r} is no count; take plans from Gemm.plan")
         spec, cluster = self.kernel, self.kernel.cluster_size
         span_m, span_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
+        rows, columns = (self.n, self.m) if self.swapped else (self.m, self.n)
         shared = self.sk_tiles // cluster
         line = self.iters_per_tile if self.splits > 1 else shared * self.iters_per_tile
         conditions = {
-            "tiles_m": self.tiles_m == -(-self.m // span_m) * spec.cluster[0],
-            "tiles_n": self.tiles_n == -(-self.n // span_n) * spec.cluster[1],
+            "tiles_m": self.tiles_m == -(-rows // span_m) * spec.cluster[0],
+            "tiles_n": self.tiles_n == -(-columns // span_n) * spec.cluster[1],
             "iters_per_tile": self.iters_per_tile == -(-self.k // spec.tile[2]),
             "dp_tiles and sk_tiles": self.dp_tiles + self.sk_tiles == self.tiles and self.sk_tiles % cluster == 0,
             "splits": self.splits == 1 or (1 < self.splits <= self.iters_per_tile and self.sk_units == shared * self.splits),
             "sk_units": (self.sk_units == 0) == (shared == 0) and (self.splits > 1 or self.sk_units <= line),
+            "fixup": self.fixup in self._fixups(),
             "raster_swizzle": self.raster_swizzle >= 1,
             "reduction_ctas": self.reduction_ctas in (0, self.sk_tiles * spec.accumulator_fragments)
             and (self.reduction_ctas == 0 or self.sk_units > 2 * self.sk_tiles),
@@ -105,6 +117,19 @@ class Plan:
         wrong = [name for name, holds in conditions.items() if not holds]
         if wrong:
             raise PlanError(f"the plan does not hold together in {', '.join(wrong)}: {self!r}; take plans from Gemm.plan")
+
+    def _fixups(self) -> tuple[Fixup, ...]:
+        if self.sk_units == 0:
+            return ("none",)
+        if self.kernel.api == "2x":
+            return ("separate",) if self.reduction_ctas else ("serial",)
+        whole = self.dp_tiles == 0 and self.grid == self.sk_units and self.splits in CLUSTER_SPLITS and self.kernel.cluster_fixup
+        return ("tree", "cluster") if whole else ("tree",)
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the kernel computes c^T = b^T a^T; tiles, rasters and schedule are in its frame, n x m."""
+        return self.kernel.layout_c == "n"
 
     @property
     def tiles(self) -> int:

@@ -17,7 +17,7 @@ from .errors import PlanError
 from .generator.spec import ELEMENT_BYTES, KernelSpec
 from .model import Profile
 from .options import INT_MAX, Options
-from .plan import Decomposition, Plan, RasterOrder
+from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
 
 MAX_PEERS = 1 << 20
@@ -25,11 +25,15 @@ MAX_PEERS = 1 << 20
 
 
 class Choice(NamedTuple):
-    """In work tiles: the first ``shared`` ones in ``units`` shares (``splits`` > 1: so many for each tile), the others whole."""
+    """In work tiles: the first ``shared`` ones in ``units`` shares (``splits`` > 1: so many for each tile), the others whole.
+
+    in_cluster   the parts of a tile are one cluster
+    """
 
     shared: int = 0
     units: int = 0
     splits: int = 1
+    in_cluster: bool = False
 
 
 class Work(NamedTuple):
@@ -92,8 +96,9 @@ def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Op
     return Work(m, n, k, chosen, device, sms, *across, iters)
 
 
-def free_choices(tiles: int, slots: int, iters: int, max_shared: int) -> list[Choice]:
+def free_choices(work: Work) -> list[Choice]:
     """The decompositions worth scoring where nothing is forced. Data-parallel comes first, so that it wins ties."""
+    tiles, slots, iters, max_shared = work.work_tiles, work.slots, work.iters_per_tile, work.max_shared
     choices = [Choice()]
     if tiles > slots:
         # The last, partial wave with or without the one before it, in as many shares as there are slots.
@@ -106,6 +111,10 @@ def free_choices(tiles: int, slots: int, iters: int, max_shared: int) -> list[Ch
     # Splits: few, so that a tile is added up in one level or two; and as many as there is room for. Of splits that leave the same
     # number of iterations the fewest.
     most = min(slots // tiles, iters)
+    if work.profile.cluster_slots:
+        for splits, clusters in work.profile.cluster_slots:
+            if tiles <= clusters and splits <= iters:
+                choices.append(Choice(tiles, tiles * splits, splits, True))
     last = 1
     for splits in (2, 3, 4, 8, 16, most):
         if splits <= most:
@@ -123,7 +132,7 @@ def forced_choices(work: Work, options: Options) -> Iterator[Choice]:
     tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
     decomposition = options.decomposition or ("split_k" if options.splits else None)
     if decomposition is None:
-        yield from free_choices(tiles, slots, iters, work.max_shared)
+        yield from free_choices(work)
     if decomposition == "data_parallel":
         yield Choice()
     if decomposition == "split_k":
@@ -134,6 +143,8 @@ def forced_choices(work: Work, options: Options) -> Iterator[Choice]:
             if tiles * splits > INT_MAX // 4:
                 raise PlanError(f"splits={splits} of {tiles} tiles make too many parts for one launch")
             yield Choice(tiles, tiles * splits, splits) if splits > 1 else Choice()
+            if any(splits == known and tiles <= clusters for known, clusters in work.profile.cluster_slots):
+                yield Choice(tiles, tiles * splits, splits, True)
     if decomposition == "stream_k":
         yield stream_k(work, options)
 
@@ -153,7 +164,7 @@ def stream_k(work: Work, options: Options) -> Choice:
 def score(work: Work, choice: Choice) -> float:
     """The model's time for a decomposition, in microseconds."""
     tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
-    shared, units, splits = choice
+    shared, units, splits, in_cluster = choice
     moved = bytes_moved(work.m, work.n, work.k, work.spec)
     if units == 0:
         waves = -(-tiles // slots)
@@ -161,7 +172,10 @@ def score(work: Work, choice: Choice) -> float:
     share = -(-iters // splits) if splits > 1 else -(-shared * iters // units)
     # As many as can meet in a tile: one iteration of the first, one of the last, whole shares between them.
     peers = splits if splits > 1 else 1 if shared == units else 2 + max(0, iters - 2) // (shared * iters // units)
-    fixup = work.profile.fixup_us(min(peers, units), share >= iters, reduces_in_parallel(work, choice))
+    if in_cluster:
+        fixup = work.profile.cluster_fixup_us(splits)
+    else:
+        fixup = work.profile.fixup_us(min(peers, units), share >= iters, reduces_in_parallel(work, choice))
     whole = tiles - shared
     if units > slots:
         load = busiest_iters(work, choice)
@@ -222,7 +236,7 @@ def decide(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
         if best is not None and floor >= best.time_us:
             break
         work = works[number]
-        for choice in free_choices(work.work_tiles, work.slots, work.iters_per_tile, work.max_shared):
+        for choice in free_choices(work):
             time_us = score(work, choice)
             if best is None or time_us < best.time_us:
                 best = Scored(time_us, work, choice)
@@ -250,7 +264,7 @@ def build(candidate: Scored, options: Options) -> Plan:
     time_us, work, choice = candidate
     spec, cluster, slots, iters = work.spec, work.spec.cluster_size, work.slots, work.iters_per_tile
     tiles = work.work_tiles
-    shared, units, splits = choice
+    shared, units, splits, in_cluster = choice
     whole = tiles - shared
     if splits > 1:
         decomposition: Decomposition = "split_k"
@@ -262,6 +276,10 @@ def build(candidate: Scored, options: Options) -> Plan:
     # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
     workers = max(min(slots, units + whole), units)
     flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
+    partials = 0 if in_cluster else units * cluster * (2 if parallel else 1) * spec.partial_bytes
+    fixup: Fixup = (
+        "none" if not units else "cluster" if in_cluster else "tree" if spec.persistent else "separate" if parallel else "serial"
+    )
     order, swizzle = raster(work, options)
     return Plan(
         m=work.m,
@@ -280,11 +298,12 @@ def build(candidate: Scored, options: Options) -> Plan:
         sk_units=units,
         splits=splits,
         peers=count_peers(shared, iters, units, splits) if units else 1,
+        fixup=fixup,
         waves=tiles / slots,
         efficiency=tiles * iters / (busiest_iters(work, choice) * slots),
         data_parallel_efficiency=tiles / (-(-tiles // slots) * slots),
-        partials_bytes=units * cluster * (2 if parallel else 1) * spec.partial_bytes,
-        barrier_bytes=flags * 4,
+        partials_bytes=partials,
+        barrier_bytes=0 if in_cluster else flags * 4,
         reduction_mode=options.reduction_mode if spec.persistent else "deterministic",
         reduction_ctas=reduction_ctas,
         raster_order=order,

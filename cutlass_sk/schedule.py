@@ -182,7 +182,7 @@ def _unit_of(plan: Plan, iteration: int) -> int:
 
 def _unit_at(plan: Plan, position: int) -> int:
     """Parts of split tiles are interleaved, so that neighbours in the launch order do not wait for each other."""
-    if plan.splits == 1:
+    if plan.splits == 1 or plan.fixup == "cluster":
         return position
     part, work_tile = divmod(position, _clusters(plan, plan.sk_tiles))
     return work_tile * plan.splits + part

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char, c_double, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 DESCRIBE, QUERY, LAUNCH = "cutlass_sk_describe", "cutlass_sk_query", "cutlass_sk_launch"
 
@@ -41,6 +41,7 @@ class DescriptionStruct(ctypes.Structure):
         ("alignment_b", c_int32),
         ("alignment_c", c_int32),
         ("accumulator_fragments", c_int32),
+        ("cluster_fixup", c_int32),
         ("partial_bytes", c_int64),
         ("name", c_char * 160),
     )
@@ -70,6 +71,7 @@ class PlanStruct(ctypes.Structure):
         ("raster_along_n", c_int32),
         ("raster_swizzle", c_int32),
         ("promotion_iters", c_int32),
+        ("in_clusters", c_int32),
     )
 
 

@@ -40,9 +40,8 @@ def emit(spec: KernelSpec) -> str:
         kernel = _replaced(kernel, STOCK_KERNEL, KERNEL)
         concurrent_tiles = 2 if spec.schedule == "pingpong" else 1
         kernel = _replaced(kernel, STOCK_SCHEDULER, f"cutlass_sk::KernelPolicy<{concurrent_tiles}, {spec.ctas_per_sm}>")
-        if spec.promotable:
-            mainloop = f"{operation.procedural_name()}_mainloop,\n"
-            kernel = _replaced(kernel, mainloop, f"typename cutlass_sk::PromotedMainloop<{mainloop[:-2]}>::type,\n")
+        mainloop = f"{operation.procedural_name()}_mainloop"
+        kernel = _replaced(kernel, f"{mainloop},\n", f"cutlass_sk::Mainloop<{mainloop}, {str(spec.promotable).lower()}>,\n")
     unwanted = ("adapter", "device/", "kernel/gemm_universal.hpp")  # the stock kernel layers, and what launches them
     includes = [header for header in emitter.includes if not any(part in header for part in unwanted)]
     return TEMPLATE.format(

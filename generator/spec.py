@@ -104,6 +104,17 @@ class KernelSpec:
         return 2 if self.schedule == "cooperative" else 1
 
     @property
+    def cluster_fixup(self) -> bool:
+        """Whether a tile may be split among the CTAs of a cluster, which add up through its shared memory (3.x, no cluster of its
+        own)."""
+        return (
+            self.api == "3x"
+            and self.accumulator == "float32"
+            and self.cluster == (1, 1)
+            and self.tile[0] == 64 * self.tile_warpgroups
+        )
+
+    @property
     def partial_bytes(self) -> int:
         """Bytes of one CTA's partial sums: one output tile of accumulators."""
         return self.tile[0] * self.tile[1] * ELEMENT_BYTES[self.accumulator]

@@ -120,7 +120,7 @@ def _estimated(spec: KernelSpec, device: Device) -> Constants:
     flop_per_us = device.tflops(spec.dtype) * 1e6 * MAIN_LOOP_EFFICIENCY / device.sms
     c = 2 * tile_m * tile_n * tile_k / flop_per_us
     b, d, d_parallel, h = FIXUP_ITERS[spec.api]
-    return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c, d_parallel=d_parallel * c, e=c, h=h * c)
+    return Constants(a=LAUNCH_US, b=b * c, c=c, d=d * c, d_parallel=d_parallel * c, e=c, h=h * c, r=3 * c, u=c)
 
 
 @lru_cache(maxsize=64)

@@ -29,6 +29,7 @@ FLAGS = (
     "-DNDEBUG",
     "--expt-relaxed-constexpr",
     "-DCUTLASS_ENABLE_GDC_FOR_SM90=1",  # programmatic dependent launch
+    "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",  # without it a tile_n of 160 is five instructions of 32
     "-w",
     "-shared",
     # Each kernel keeps its symbols to itself: two of them may share templates, and statics of unique linkage would be merged.

@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define CUTLASS_SK_ABI_VERSION 1
+#define CUTLASS_SK_ABI_VERSION 2
 #define CUTLASS_SK_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum CutlassSkStatus : int32_t {
@@ -26,6 +26,7 @@ struct CutlassSkDescription {
   int32_t threads, stages, shared_memory_bytes;
   int32_t alignment_a, alignment_b, alignment_c;  ///< elements
   int32_t accumulator_fragments;                  ///< reduction CTAs a tile gets in a separate reduction (2.x)
+  int32_t cluster_fixup;                          ///< 1: plans may split tiles in clusters
   int64_t partial_bytes;                          ///< partial sums of one CTA
   char name[160];
 };
@@ -47,6 +48,7 @@ struct CutlassSkPlan {
   int32_t raster_along_n;   ///< 0: consecutive tiles step in m, 1: in n
   int32_t raster_swizzle;   ///< width, in work tiles, of the strips in which tiles are visited
   int32_t promotion_iters;  ///< iterations added up in the tensor core before float32 additions take over; 0: all
+  int32_t in_clusters;      ///< 1: the parts of a split tile are one cluster and add up through its shared memory
 };
 
 struct CutlassSkQuery {

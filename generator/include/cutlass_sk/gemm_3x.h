@@ -1,13 +1,13 @@
 /// The C ABI around a kernel of CUTLASS 3.x collectives (TMA, wgmma) in our kernel layer.
 #pragma once
 #include "cutlass/device_kernel.h"
-#include "cutlass_sk/promoted_mainloop.hpp"
+#include "cutlass_sk/mainloop.hpp"
 #include "cutlass_sk/shim.h"
 #include "cutlass_sk/stream_k_gemm.hpp"
 
 namespace cutlass_sk {
 
-/// `promotable`: whether the kernel has a PromotedMainloop, which takes a limit on chains of sums.
+/// `promotable`: whether the kernel's main loop takes a limit on chains of sums.
 template <class Kernel, bool promotable>
 struct Gemm3x {
   using Scheduler = typename Kernel::TileScheduler;
@@ -31,6 +31,7 @@ struct Gemm3x {
     out->shared_memory_bytes = Kernel::SharedStorageSize;
     out->alignment_a = out->alignment_b = kTmaBytes / int(sizeof(ElementA));
     out->alignment_c = kTmaBytes / int(sizeof(ElementC));
+    out->cluster_fixup = Kernel::kClusterFixup;
     out->partial_bytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(float));
   }
 
@@ -40,8 +41,9 @@ struct Gemm3x {
     out->grid = plan.grid;
     out->sk_tiles = plan.sk_tiles;
     out->sk_units = plan.sk_units;
-    out->partials_bytes = int64_t(plan.sk_units) * kClusterSize * Scheduler::kTileElements * int64_t(sizeof(float));
-    out->barrier_bytes = int64_t(plan.sk_units) * kClusterSize * Kernel::kTileWarpGroups * int64_t(sizeof(uint32_t));
+    int64_t const slots = plan.in_clusters != 0 ? 0 : int64_t(plan.sk_units) * kClusterSize;
+    out->partials_bytes = slots * Scheduler::kTileElements * int64_t(sizeof(float));
+    out->barrier_bytes = slots * Kernel::kTileWarpGroups * int64_t(sizeof(uint32_t));
     return CUTLASS_SK_OK;
   }
 
@@ -58,12 +60,7 @@ struct Gemm3x {
     arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
     arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(request.b);
     arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
-    if constexpr (promotable) {
-      constexpr int64_t never = int64_t(1) << 30;
-      constexpr int64_t mmas_per_tile = kTileK / int(cute::tile_size<2>(typename Kernel::TiledMma{}));
-      int64_t const interval = plan.promotion_iters * mmas_per_tile;
-      arguments.mainloop.mma_promotion_interval = uint32_t(interval > 0 && interval < never ? interval : never);
-    }
+    if constexpr (promotable) arguments.mainloop.chain_iters = plan.promotion_iters;
     arguments.epilogue.thread.alpha = decltype(arguments.epilogue.thread.alpha)(request.alpha);
     arguments.epilogue.thread.beta = decltype(arguments.epilogue.thread.beta)(request.beta);
     arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(request.c);
@@ -81,7 +78,7 @@ struct Gemm3x {
 
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {unsigned(kClusterM), unsigned(kClusterN), 1};
+    attributes[0].val.clusterDim = {unsigned(plan.in_clusters != 0 ? plan.splits : kClusterM), unsigned(kClusterN), 1};
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
@@ -100,7 +97,8 @@ struct Gemm3x {
  private:
   static Schedule schedule(CutlassSkPlan const& plan) {
     return Schedule(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
-                    plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_along_n != 0, plan.raster_swizzle);
+                    plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_along_n != 0, plan.raster_swizzle,
+                    plan.in_clusters != 0);
   }
 
   /// A CUTLASS stride (m or n, k, l) with the leading dimension in its one dynamic place.
@@ -115,6 +113,11 @@ struct Gemm3x {
     return stride;
   }
 
+  /// A split in clusters: one part a CTA, and nothing else.
+  static bool takes_clusters(CutlassSkPlan const& plan) {
+    return Kernel::kClusterFixup && Kernel::Peers::takes(plan.splits) && plan.dp_tiles == 0 && plan.sk_units == plan.grid;
+  }
+
   static int32_t check_plan(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkResult* result) {
     auto const covers = [](int64_t tiles, int64_t tile, int64_t cluster, int64_t size) {
       int64_t const span = tile * cluster;
@@ -123,7 +126,7 @@ struct Gemm3x {
     bool const fits = covers(plan.tiles_m, kTileM, kClusterM, problem.m) && covers(plan.tiles_n, kTileN, kClusterN, problem.n) &&
                       covers(plan.iters_per_tile, kTileK, 1, problem.k) && plan.grid > 0 && plan.grid % kClusterSize == 0 &&
                       plan.sk_tiles % kClusterSize == 0 && plan.reduction_ctas == 0 && plan.promotion_iters >= 0 &&
-                      (promotable || plan.promotion_iters == 0) &&
+                      (promotable || plan.promotion_iters == 0) && (plan.in_clusters == 0 || takes_clusters(plan)) &&
                       int64_t(plan.dp_tiles) + plan.sk_tiles == int64_t(plan.tiles_m) * plan.tiles_n;
     if (!fits || !Schedule::valid(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
                                   plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_swizzle)) {
@@ -148,7 +151,7 @@ struct Gemm3x {
                           p.lda * int64_t(sizeof(ElementA)) % kTmaBytes == 0 &&
                           p.ldb * int64_t(sizeof(ElementA)) % kTmaBytes == 0 && p.ldc * int64_t(sizeof(ElementC)) % kTmaBytes == 0;
     if (!operands) return fail(result, CUTLASS_SK_MISALIGNED, "a, b, c and their leading dimensions must be multiples of 16 bytes");
-    if (request.plan.sk_units > 0 &&
+    if (request.plan.sk_units > 0 && request.plan.in_clusters == 0 &&
         (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
       return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");
     }

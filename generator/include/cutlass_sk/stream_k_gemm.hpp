@@ -10,6 +10,7 @@
 #include "cutlass/gemm/gemm.h"
 #include "cutlass/kernel_hardware_info.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
+#include "cutlass_sk/cluster_fixup.hpp"
 #include "cutlass_sk/stream_k_scheduler.hpp"
 
 namespace cutlass_sk {
@@ -62,6 +63,15 @@ class StreamKGemm {
   using MainloopPipeline = typename CollectiveMainloop::MainloopPipeline;
   using LoadPipeline = typename CollectiveEpilogue::LoadPipeline;
   using StorePipeline = typename CollectiveEpilogue::StorePipeline;
+  /// A tile may be split among the CTAs of a cluster where the kernel itself needs none and its epilogue goes by columns alone.
+  using EpilogueTile = typename CollectiveEpilogue::EpilogueTile;
+  static constexpr int kEpilogueM = int(cute::size<0>(EpilogueTile{})), kEpilogueN = int(cute::size<1>(EpilogueTile{}));
+  static constexpr int kSubtiles = int(cute::size<1>(TileShape{})) / kEpilogueN;
+  using Peers = ClusterFixup<kTileWarpGroups, kSubtiles, kEpilogueM * kEpilogueN / kTileThreads>;
+  static constexpr bool kClusterFixup = cute::size(ClusterShape{}) == 1 && kEpilogueM == 64 * kTileWarpGroups &&
+                                        int(cute::size<0>(TileShape{})) == kEpilogueM &&
+                                        Peers::kBytes <= int(sizeof(typename CollectiveMainloop::TensorStorage));
+
   /// Turns of the two ping-pong warpgroups: at the main loop and at the epilogue.
   using Turns = cutlass::OrderedSequenceBarrier<2, 2>;
 
@@ -74,6 +84,7 @@ class StreamKGemm {
       alignas(16) typename CollectiveMainloop::PipelineStorage mainloop;
       alignas(16) typename CollectiveEpilogue::PipelineStorage epilogue_load;
       alignas(16) typename Turns::SharedStorage turns;
+      alignas(16) typename Peers::Barriers peers;
     } pipelines;
   };
   static constexpr int SharedStorageSize = int(sizeof(SharedStorage));
@@ -140,11 +151,17 @@ class StreamKGemm {
 
     Turns turns(storage.pipelines.turns, {uint32_t(warp_group - 1), uint32_t(kWarpGroup)});
 
+    int32_t const cluster_peers = kClusterFixup ? params.scheduler.schedule.cluster_peers() : 1;
+    if (cluster_peers > 1 && warp == 0 && cute::elect_one_sync()) {
+      Peers::initialise(storage.pipelines.peers, cluster_peers);
+      cutlass::arch::fence_barrier_init();
+    }
+
     // The next grid may start its own prologue. All that this grid reads or writes comes after the load warps' wait below.
     cutlass::arch::launch_dependent_grids();
 
     // Barriers must be initialised in all CTAs of the cluster before any is used.
-    if constexpr (cute::size(ClusterShape{}) > 1) {
+    if (cute::size(ClusterShape{}) > 1 || cluster_peers > 1) {
       cute::cluster_arrive_relaxed();
       cute::cluster_wait();
     } else {
@@ -173,6 +190,20 @@ class StreamKGemm {
   }
 
  private:
+  /// What of a tile the epilogue is called for: all of it (-1), or the subtiles of one peer in a cluster.
+  struct Subtiles {
+    int index = -1, step = kSubtiles;
+
+    CUTLASS_DEVICE explicit Subtiles(TileScheduler const& scheduler) {
+      if (kClusterFixup && scheduler.cluster_peers() > 1) {
+        index = int(cute::block_rank_in_cluster());
+        step = scheduler.cluster_peers();
+      }
+    }
+    CUTLASS_DEVICE bool is_valid() const { return index < kSubtiles; }
+    CUTLASS_DEVICE void next() { index = index < 0 ? kSubtiles : index + step; }
+  };
+
   template <class Problem>
   CUTLASS_DEVICE static void load_operands(Params const& params, Problem const& problem_shape, SharedStorage& storage,
                                            TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline,
@@ -180,12 +211,13 @@ class StreamKGemm {
     auto const inputs = mainloop.load_init(problem_shape, params.mainloop);
     auto const k_tiles = cute::shape<3>(cute::get<0>(inputs));
     auto state = cutlass::make_producer_start_state<MainloopPipeline>();
+    uint32_t const rank = cute::size(ClusterShape{}) > 1 ? cute::block_rank_in_cluster() : 0;
     // No operand, no partial sum and no flag is touched before this: consumers follow the loads.
     cutlass::arch::wait_on_dependent_grids();
     for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
       auto const iterator = cute::make_coord_iterator(cute::idx2crd(work.k_begin(), k_tiles), k_tiles);
-      mainloop.load(params.mainloop, pipeline, state, inputs, work.coordinates(), iterator, work.k_tiles(), lane,
-                    cute::block_rank_in_cluster(), storage.tensors.mainloop);
+      mainloop.load(params.mainloop, pipeline, state, inputs, work.coordinates(), iterator, work.k_tiles(), lane, rank,
+                    storage.tensors.mainloop);
       state.advance(work.k_tiles());
     }
     // No CTA of the cluster may leave while another still signals to its barriers.
@@ -199,8 +231,10 @@ class StreamKGemm {
     cutlass::arch::wait_on_dependent_grids();
     for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
       if (!scheduler.finishes(work)) continue;
-      state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
-                            storage.tensors.epilogue);
+      for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) {
+        state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
+                              storage.tensors.epilogue, subtile.index);
+      }
     }
     epilogue.load_tail(pipeline, state);
   }
@@ -239,16 +273,23 @@ class StreamKGemm {
       mainloop.mma_tail(mainloop_pipeline, mainloop_state, work.k_tiles());
       mainloop_state.advance(work.k_tiles());
 
-      scheduler.fixup(work, accumulators, kTileWarpGroups, part, consumer);
+      if (kClusterFixup && scheduler.cluster_peers() > 1) {
+        Peers const peers(storage.pipelines.peers, &storage.tensors.mainloop, scheduler.cluster_peers(), part);
+        peers.exchange(reinterpret_cast<float*>(accumulators.data()), TileScheduler::fixup_barrier(consumer));
+      } else {
+        scheduler.fixup(work, accumulators, kTileWarpGroups, part, consumer);
+      }
 
       if constexpr (kPingPong) turns.wait();
       if (scheduler.finishes(work)) {
-        auto const [load_next, store_next] =
-            epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, TileShape{}, work.coordinates(),
-                           accumulators, tiled_mma, thread, storage.tensors.epilogue);
-        load_state = load_next;
-        store_state = store_next;
-        stored = true;
+        for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) {
+          auto const [load_next, store_next] =
+              epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, TileShape{}, work.coordinates(),
+                             accumulators, tiled_mma, thread, storage.tensors.epilogue, subtile.index);
+          load_state = load_next;
+          store_state = store_next;
+          stored = true;
+        }
         if constexpr (kPingPong) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
       }
       if constexpr (kPingPong) turns.arrive();

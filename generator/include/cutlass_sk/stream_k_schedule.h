@@ -43,20 +43,22 @@ struct StreamKSchedule {
   int32_t minor_tiles = 1;                   ///< work tiles across the strips
   int32_t raster_swizzle = 1;
   bool raster_along_n = false;
-  Divmod by_iters_per_tile{1}, by_share{1}, by_long_share{1}, by_sk_work_tiles{1}, by_strip{1}, by_width{1}, by_last_width{1};
+  bool in_clusters = false;  ///< the parts of a split tile are one cluster, side by side in the order of work
+  Divmod by_iters_per_tile{1}, by_share{1}, by_long_share{1}, by_parts{1}, by_strip{1}, by_width{1}, by_last_width{1};
 
   StreamKSchedule() = default;
 
   /// All counts in work tiles; `valid()` must hold for them.
   StreamKSchedule(int32_t workers_, int32_t work_tiles_m, int32_t work_tiles_n, int32_t iters, int32_t sk_tiles, int32_t units,
-                  int32_t splits_, bool along_n, int32_t swizzle)
+                  int32_t splits_, bool along_n, int32_t swizzle, bool in_clusters_ = false)
       : workers(workers_),
         sk_work_tiles(sk_tiles),
         sk_units(units),
         positions(units + work_tiles_m * work_tiles_n - sk_tiles),
         iters_per_tile(iters),
         splits(splits_),
-        raster_along_n(along_n) {
+        raster_along_n(along_n),
+        in_clusters(in_clusters_) {
     if (units > 0) {
       int32_t const line = splits > 1 ? iters : sk_tiles * iters;
       int32_t const shares = splits > 1 ? splits : units;
@@ -64,7 +66,7 @@ struct StreamKSchedule {
       long_shares = line % shares;
       by_share = Divmod(share_iters);
       by_long_share = Divmod(share_iters + 1);
-      by_sk_work_tiles = Divmod(sk_tiles);
+      by_parts = Divmod(in_clusters ? splits : sk_tiles);
     }
     int32_t const major = along_n ? work_tiles_n : work_tiles_m;
     minor_tiles = along_n ? work_tiles_m : work_tiles_n;
@@ -102,7 +104,11 @@ struct StreamKSchedule {
     }
     if (splits > 1) {
       int part, tile;
-      by_sk_work_tiles(part, tile, position);
+      if (in_clusters) {
+        by_parts(tile, part, position);
+      } else {
+        by_parts(part, tile, position);
+      }
       segment.unit = tile * splits + part;
       segment.work_tile = tile;
       segment.k_begin = part * share_iters + min_of(part, long_shares);
@@ -133,6 +139,7 @@ struct StreamKSchedule {
   static constexpr int32_t kMaxPeers = 1 << 20;
 
   CUTLASS_SK_HOST_DEVICE bool is_finisher(Segment const& segment) const { return segment.k_end == iters_per_tile; }
+  CUTLASS_SK_HOST_DEVICE int32_t cluster_peers() const { return in_clusters ? splits : 1; }
   CUTLASS_SK_HOST_DEVICE bool needs_fixup(Segment const& segment) const {
     return segment.k_end - segment.k_begin != iters_per_tile;
   }

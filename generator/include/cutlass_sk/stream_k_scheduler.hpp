@@ -42,8 +42,14 @@ class StreamKTileScheduler {
 
   CUTLASS_DEVICE Work first() const { return located(schedule().begin(int32_t(worker()))); }
   CUTLASS_DEVICE Work next(Work const& work) const { return located(schedule().next(work.segment)); }
-  /// Whether the segment's sums, once added up, are the tile's, to be stored by the epilogue.
-  CUTLASS_DEVICE bool finishes(Work const& work) const { return schedule().is_finisher(work.segment); }
+  /// Whether the segment's sums, once added up, are the tile's, to be stored by the epilogue. In a cluster every peer has a part.
+  CUTLASS_DEVICE bool finishes(Work const& work) const { return cluster_peers() > 1 || schedule().is_finisher(work.segment); }
+  CUTLASS_DEVICE int32_t cluster_peers() const { return schedule().cluster_peers(); }
+
+  /// The named barrier of a consumer warpgroup for its own fix-up.
+  CUTLASS_DEVICE static uint32_t fixup_barrier(uint32_t consumer) {
+    return uint32_t(cutlass::arch::ReservedNamedBarriers::StreamkBarrier0) + consumer;
+  }
 
   /// Called by every consumer thread with its accumulators: adds the partial sums of the unit's children, then, unless the unit
   /// finishes the tile, stores the sums for its parent. The `warpgroups` of a tile work apart: each has its part of the slot and
@@ -61,7 +67,7 @@ class StreamKTileScheduler {
     static_assert(sizeof(typename Accumulators::value_type) == 4 && cute::size(Accumulators{}) % 4 == 0);
     uint32_t const thread = threadIdx.x % kThreads;
     uint32_t const lane = threadIdx.x % cutlass::NumThreadsPerWarp;
-    uint32_t const rank = cute::block_rank_in_cluster();
+    uint32_t const rank = kClusterSize > 1 ? cute::block_rank_in_cluster() : 0;
     auto const slot = [&](int32_t unit) {
       size_t const tile = size_t(unit) * kClusterSize + rank;
       return static_cast<float4*>(params.partials) + (tile * warpgroups + warpgroup) * (kVectors * kThreads) + thread;
@@ -70,9 +76,7 @@ class StreamKTileScheduler {
       return params.barriers + (uint32_t(unit) * kClusterSize + rank) * warpgroups + warpgroup;
     };
     auto const synchronise = [&] {
-      using cutlass::arch::ReservedNamedBarriers;
-      auto const barrier = ReservedNamedBarriers(uint32_t(ReservedNamedBarriers::StreamkBarrier0) + consumer);
-      cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+      cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(fixup_barrier(consumer)));
     };
     float* const sums = reinterpret_cast<float*>(accumulators.data());
     auto const add = [&](int32_t unit) {
@@ -114,9 +118,8 @@ class StreamKTileScheduler {
       for (int i = 0; i < kVectors; ++i) {
         __stcg(partial + i * kThreads, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
       }
-      __threadfence();
       synchronise();
-      if (thread == 0) release(flag(segment.unit));
+      if (thread == 0) release(flag(segment.unit));  // all that the warpgroup wrote before it synchronised
     }
   }
 
@@ -131,9 +134,11 @@ class StreamKTileScheduler {
     Work work;
     work.segment = segment;
     schedule().coordinates(segment.work_tile, work.tile_m, work.tile_n);
-    dim3 const cta = cute::block_id_in_cluster();
-    work.tile_m = work.tile_m * kClusterM + int32_t(cta.x);
-    work.tile_n = work.tile_n * kClusterN + int32_t(cta.y);
+    if constexpr (kClusterSize > 1) {
+      dim3 const cta = cute::block_id_in_cluster();
+      work.tile_m = work.tile_m * kClusterM + int32_t(cta.x);
+      work.tile_n = work.tile_n * kClusterN + int32_t(cta.y);
+    }
     return work;
   }
 
