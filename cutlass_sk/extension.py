@@ -17,9 +17,11 @@ REMEDY = "install a C++ compiler and Python's headers (python3-dev), then cutlas
 def _load() -> tuple[ModuleType | None, str]:
     """The module, ready for use, or why there is none."""
     try:
-        from . import _native
+        import cutlass_sk._native as _native
+    except ModuleNotFoundError:
+        return None, "it was not built"
     except ImportError as error:
-        return None, f"it was not built ({error})"
+        return None, f"it cannot be loaded ({error})"
     if abi.ABI_VERSION != _native.ABI_VERSION:
         return (
             None,
