@@ -15,13 +15,13 @@ test: .venv/installed
 lint: .venv/installed
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/clang-format --dry-run --Werror generator/include/cutlass_sk/*
+	.venv/bin/clang-format --dry-run --Werror generator/include/cutlass_sk/* cutlass_sk/native/*
 	rm -rf build .venv/typed
 	$(PIP) --no-deps --target .venv/typed .
 	MYPYPATH=.venv/typed .venv/bin/mypy -p cutlass_sk
 
 clean:
-	rm -rf .venv build cutlass_sk.egg-info
+	rm -rf .venv build cutlass_sk.egg-info cutlass_sk/_native*.so
 
 # The package is installed editable. nvcc comes from wheels only where the machine has none that works.
 .venv/installed: pyproject.toml | .venv/torch

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import env, operands, planner
-from .call import CALL_CACHE_SIZE, Call, Signature, enqueue, plain, signature, template
+from .call import Call, launch, make_calls, plain
 from .device import Device, check_name, real, resolve
 from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
@@ -23,10 +23,9 @@ from .kernel import Kernel, load_kernel, plan_struct, problem_struct
 from .operands import Operands
 from .options import Options
 from .plan import Decomposition, Plan, RasterOrder, ReductionMode
+from .workspace import PER_THREAD_STREAM
 
 PLAN_CACHE_SIZE = 4096
-PER_THREAD_STREAM = 2
-"""cudaStreamPerThread: one handle for as many streams as there are threads."""
 
 
 class Gemm:
@@ -64,7 +63,7 @@ class Gemm:
         self._tile = _shape("tile", tile, 3)
         self._cluster = _shape("cluster", cluster, 2)
         self._plans: dict[tuple[Device, int, int, int], Plan] = {}
-        self._calls: dict[Signature, Call] = {}
+        self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
             if self._kernels(name):
                 return
@@ -173,7 +172,7 @@ class Gemm:
         anything is launched, LaunchError if the launch fails, and what building a kernel raises on first use.
         """
         if plan is None and stream is None:
-            repeated = self._repeat(a, b, c, alpha, beta)
+            repeated = self._calls.repeat(a, b, c, alpha, beta)
             if repeated is not None:
                 return repeated
         m, n, k = operands.check(a, b, c, self._dtype, self._out_dtype)
@@ -201,46 +200,24 @@ class Gemm:
             m, n = z.shape
             chosen = self._plan(m, n, k, device) if plan is None else self._checked(plan, m, n, k)
             ready = operands.prepare(x, y, z, chosen.kernel, read_c=beta != 0.0)
-            made = self._call(ready, chosen, device)
-            enqueue(made, ready.a.tensor, ready.b.tensor, ready.c, alpha, beta)
+            made = self._launch(ready, chosen, device, alpha, beta)
             if ready.result is not None:
                 ready.result.copy_(ready.c[:, :n])
-            elif plan is None and ready.a.tensor is a and ready.b.tensor is b and ready.c is c:
-                self._remember(a, b, c, made)
+            elif (
+                plan is None and ready.a.tensor is a and ready.b.tensor is b and ready.c is c and plain(a) and plain(b) and plain(c)
+            ):
+                self._calls.remember(a, b, c, made)
         return c
 
-    def _repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor | None:
-        """c, launched at once, if a call with operands of the same signature was made before; else None."""
-        if not (type(alpha) is type(beta) is float and alpha != 0.0 and plain(a) and plain(b)):
-            return None
-        if c is None:
-            if beta != 0.0 or a.dim() != 2 or b.dim() != 2 or torch.cuda.current_device() != a.get_device():
-                return None
-            c = a.new_empty(a.shape[0], b.shape[1], dtype=self.out_dtype)
-        elif not plain(c) or torch.cuda.current_device() != a.get_device():
-            return None
-        made = self._calls.get(signature(a, b, c))
-        addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
-        if made is None or 0 in addresses or made.overlaps(*addresses):
-            return None
-        enqueue(made, a, b, c, alpha, beta)
-        return c
-
-    def _call(self, ready: Operands, plan: Plan, device: Device) -> Call:
+    def _launch(self, ready: Operands, plan: Plan, device: Device, alpha: float, beta: float) -> Call:
         spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
         kernel = load_kernel(spec, device.architecture(spec))
         leading_c = operands.leading_dimension(ready.c, spec.alignment_c)
         problem = problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c)
         _check_workspace(kernel, problem, plan)
-        reach = (operands.reach_bytes(tensor) for tensor in (ready.a.tensor, ready.b.tensor, ready.c))
         programmatic = device.capability >= (9, 0)
-        return Call(kernel, plan, template(device.index or 0, problem, plan_struct(plan)), programmatic, *reach)
-
-    def _remember(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, made: Call) -> None:
-        if plain(a) and plain(b) and plain(c):
-            if len(self._calls) >= CALL_CACHE_SIZE:
-                self._calls.clear()
-            self._calls[signature(a, b, c)] = made
+        tensors = ready.a.tensor, ready.b.tensor, ready.c
+        return launch(kernel, plan, problem, device.index or 0, programmatic, *tensors, alpha, beta)
 
     def _run_on_cpu(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float, plan: Plan | None

@@ -1,4 +1,4 @@
-"""Compiled kernels, loaded: what they are, what they would launch, and the launch."""
+"""Compiled kernels, loaded: what they are, what they would launch, and the launch in two steps."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class KernelDescription:
     accumulator_fragments: int
     cluster_fixup: bool
     partial_bytes: int
+    prepared_bytes: int
+    prepared_alignment: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ class QueryResult:
     barrier_bytes: int
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """All of a launch that stays the same from call to call, as its kernel wrote it at ``address``; ``memory`` keeps it there."""
+
+    memory: ctypes.Array[ctypes.c_char]
+    address: int
+
+
 class Kernel:
     """A loaded shared object with the C ABI of ``generator/include/cutlass_sk/abi.h``. It may be used from several threads."""
 
@@ -55,13 +65,16 @@ class Kernel:
             shared_object = ctypes.CDLL(os.fspath(library), mode=os.RTLD_LOCAL | os.RTLD_NOW)
             self._describe = shared_object[abi.DESCRIBE]
             self._query = shared_object[abi.QUERY]
-            self._launch = shared_object[abi.LAUNCH]
+            self._prepare = shared_object[abi.PREPARE]
+            self._enqueue = shared_object[abi.ENQUEUE]
         except (OSError, AttributeError) as error:
             raise KernelError(f"{library} cannot be loaded as a kernel: {error}") from error
         self._describe.argtypes = [ctypes.POINTER(abi.DescriptionStruct)]
         pointers = (abi.ProblemStruct, abi.PlanStruct, abi.QueryStruct, abi.ResultStruct)
         self._query.argtypes = [ctypes.POINTER(struct) for struct in pointers]
-        self._launch.argtypes = [ctypes.POINTER(abi.LaunchStruct), ctypes.POINTER(abi.ResultStruct)]
+        result = ctypes.POINTER(abi.ResultStruct)
+        self._prepare.argtypes = [ctypes.POINTER(abi.LaunchStruct), ctypes.c_void_p, ctypes.c_int64, result]
+        self._enqueue.argtypes = [ctypes.c_void_p, ctypes.POINTER(abi.AddressesStruct), result]
         self.description = self._read_description()
 
     def __repr__(self) -> str:
@@ -73,10 +86,23 @@ class Kernel:
         self._check(self._query(problem, plan, query, result), result, "query")
         return QueryResult(query.grid, query.sk_tiles, query.sk_units, query.partials_bytes, query.barrier_bytes)
 
-    def launch(self, launch: abi.LaunchStruct) -> None:
-        """Enqueues one launch on its stream. Raises LaunchError if the kernel refuses it or CUDA reports an error."""
+    @property
+    def enqueue_address(self) -> int:
+        """Where ``cutlass_sk_enqueue`` lies, for callers in C."""
+        return ctypes.cast(self._enqueue, ctypes.c_void_p).value or 0
+
+    def prepare(self, launch: abi.LaunchStruct) -> Prepared:
+        """Checks a call and makes its device current. Raises LaunchError if the kernel refuses it or CUDA reports an error."""
+        nbytes, alignment = self.description.prepared_bytes, self.description.prepared_alignment
+        memory, result = ctypes.create_string_buffer(nbytes + alignment), abi.ResultStruct()
+        address = -(-ctypes.addressof(memory) // alignment) * alignment
+        self._check(self._prepare(launch, address, nbytes, result), result, "launch")
+        return Prepared(memory, address)
+
+    def enqueue(self, prepared: Prepared, addresses: abi.AddressesStruct) -> None:
+        """Enqueues one call on its stream; the device it was prepared for must be the current one. Raises LaunchError."""
         result = abi.ResultStruct()
-        self._check(self._launch(launch, result), result, "launch")
+        self._check(self._enqueue(prepared.address, addresses, result), result, "launch")
 
     def _check(self, status: int, result: abi.ResultStruct, action: str) -> None:
         if status != abi.Status.OK:
@@ -106,6 +132,8 @@ class Kernel:
             accumulator_fragments=struct.accumulator_fragments,
             cluster_fixup=bool(struct.cluster_fixup),
             partial_bytes=struct.partial_bytes,
+            prepared_bytes=struct.prepared_bytes,
+            prepared_alignment=struct.prepared_alignment,
         )
 
 

@@ -3,52 +3,93 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import torch
 
+from . import extension
 from .errors import LaunchError
 
 MIN_BARRIER_BYTES = 1 << 16
 
-_barriers: dict[tuple[int, int], torch.Tensor] = {}
+PER_THREAD_STREAM = 2
+"""cudaStreamPerThread: one handle for as many streams as there are threads."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """partials   uninitialised bytes
+    barriers      zeroed flags; every launch leaves its flags at zero
+    """
+
+    partials: torch.Tensor
+    barriers: torch.Tensor
+
+    def holds(self, partials_bytes: int, barrier_bytes: int) -> bool:
+        return self.partials.numel() >= partials_bytes and self.barriers.numel() >= barrier_bytes
+
+
+_kept: dict[tuple[int, int], Workspace] = {}
 _captured: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 _guard = threading.Lock()
 
 
-def partials(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Uninitialised memory from torch's allocator on the current stream; it may be dropped once the launch is enqueued."""
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+def workspace(partials_bytes: int, barrier_bytes: int, device: torch.device, stream: int) -> Workspace:
+    """Memory for one launch on the current stream, whose handle is ``stream``; hold it until the launch is enqueued.
 
+    A stream's launches run one after the other, so that they share one workspace; no two streams do. It is kept, grows to the
+    largest launch, and its flags are zeroed once. What is outgrown goes back to the allocator, which reuses it on this stream only:
+    behind the launches that use it. A destroyed stream leaves its workspace to the next stream of the same handle, as torch's
+    allocator leaves its blocks.
 
-def barriers(nbytes: int, device: torch.device, stream: int) -> torch.Tensor:
-    """Zeroed flags of the current stream, whose handle is ``stream``.
-
-    Every launch leaves its flags at zero, so one buffer serves all launches of a stream, which run one after the other; no two
-    streams share one. It is zeroed once. A graph that is being captured gets a buffer of its own for each of its streams, zeroed
-    once a replay, because it may be replayed beside anything else.
+    A graph that is being captured must own its memory, because it may be replayed beside anything else: it gets partials of its own
+    pool a launch, and flags a stream, zeroed once a replay. cudaStreamPerThread is no one stream; its launches share nothing.
     """
-    key = (device.index, stream)
     if torch.cuda.is_current_stream_capturing():
-        capture = _capture_id(stream)
-        known, buffer = _captured.get(key, (0, None))
-        if buffer is None or known != capture or buffer.numel() < nbytes:
-            buffer = _zeros(nbytes, device)
-            _captured[key] = capture, buffer
-        return buffer
+        partials = torch.empty(partials_bytes, dtype=torch.uint8, device=device)
+        return Workspace(partials, _captured_barriers(barrier_bytes, device, stream))
     if _captured:
         _forget_ended_captures()
-    found = _barriers.get(key)
-    if found is None or found.numel() < nbytes:
+    if stream == PER_THREAD_STREAM:
+        return _new(partials_bytes, barrier_bytes, device)
+    key = (device.index, stream)
+    found = _kept.get(key)
+    if found is None or not found.holds(partials_bytes, barrier_bytes):
         with _guard:
-            found = _barriers.get(key)
-            if found is None or found.numel() < nbytes:
-                # A buffer that is outgrown goes back to the allocator, which reuses it on this stream only.
-                found = _barriers[key] = _zeros(nbytes, device)
+            found = _kept.get(key)
+            if found is None or not found.holds(partials_bytes, barrier_bytes):
+                kept = (found.partials.numel(), found.barriers.numel()) if found else (0, 0)
+                found = _kept[key] = _new(max(partials_bytes, kept[0]), max(barrier_bytes, kept[1]), device)
+    if extension.native is not None and not _captured:  # else the next call is to come here, too
+        partials, barriers = found.partials, found.barriers
+        extension.native.set_workspace(*key, partials.data_ptr(), partials.numel(), barriers.data_ptr(), barriers.numel(), found)
     return found
+
+
+def _new(partials_bytes: int, barrier_bytes: int, device: torch.device) -> Workspace:
+    return Workspace(torch.empty(partials_bytes, dtype=torch.uint8, device=device), _zeros(barrier_bytes, device))
 
 
 def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(max(nbytes, MIN_BARRIER_BYTES), dtype=torch.uint8, device=device)
+
+
+def _captured_barriers(nbytes: int, device: torch.device, stream: int) -> torch.Tensor:
+    """Flags of the graph that the current stream is captured into.
+
+    One buffer serves the capture, on torch's own streams. These live as long as the process, so that each can be asked whether its
+    capture has ended. A stream of the user's may be gone by then: there every launch has flags of its own.
+    """
+    if torch.cuda.current_stream(device).stream_id == stream:  # torch numbers its own streams otherwise
+        return _zeros(nbytes, device)
+    key, capture = (device.index, stream), _capture_id(stream)
+    known, buffer = _captured.get(key, (0, None))
+    if buffer is None or known != capture or buffer.numel() < nbytes:
+        buffer = _zeros(nbytes, device)
+        _captured[key] = capture, buffer
+        if extension.native is not None:
+            extension.native.forget_workspaces()
+    return buffer
 
 
 def _forget_ended_captures() -> None:
@@ -57,7 +98,7 @@ def _forget_ended_captures() -> None:
         try:
             if _capture_id(key[1]) == capture:
                 continue
-        except LaunchError:  # the stream is gone
+        except LaunchError:  # what is wrong, the launch says
             pass
         _captured.pop(key, None)
 

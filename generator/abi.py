@@ -8,7 +8,7 @@ from enum import IntEnum
 
 ABI_VERSION = 2
 
-DESCRIBE, QUERY, LAUNCH = "cutlass_sk_describe", "cutlass_sk_query", "cutlass_sk_launch"
+DESCRIBE, QUERY, PREPARE, ENQUEUE = "cutlass_sk_describe", "cutlass_sk_query", "cutlass_sk_prepare", "cutlass_sk_enqueue"
 
 
 class Status(IntEnum):
@@ -21,6 +21,8 @@ class Status(IntEnum):
     MISALIGNED = 4
     CUDA_ERROR = 5
     CUTLASS_ERROR = 6
+    OTHER_DEVICE = 7
+    CAPTURING = 8
 
 
 class DescriptionStruct(ctypes.Structure):
@@ -43,6 +45,8 @@ class DescriptionStruct(ctypes.Structure):
         ("accumulator_fragments", c_int32),
         ("cluster_fixup", c_int32),
         ("partial_bytes", c_int64),
+        ("prepared_bytes", c_int64),
+        ("prepared_alignment", c_int64),
         ("name", c_char * 160),
     )
 
@@ -88,15 +92,10 @@ class QueryStruct(ctypes.Structure):
     )
 
 
-class LaunchStruct(ctypes.Structure):
-    """CutlassSkLaunch: one call. Pointers are device addresses; ``stream`` is a cudaStream_t."""
+class AddressesStruct(ctypes.Structure):
+    """CutlassSkAddresses: what may change from call to call. Pointers are device addresses; ``stream`` is a cudaStream_t."""
 
     _fields_ = (
-        ("struct_bytes", c_int32),
-        ("device", c_int32),
-        ("programmatic", c_int32),
-        ("problem", ProblemStruct),
-        ("plan", PlanStruct),
         ("a", c_void_p),
         ("b", c_void_p),
         ("c", c_void_p),
@@ -105,6 +104,20 @@ class LaunchStruct(ctypes.Structure):
         ("partials", c_void_p),
         ("barriers", c_void_p),
         ("stream", c_void_p),
+        ("programmatic", c_int32),
+        ("eager", c_int32),
+    )
+
+
+class LaunchStruct(ctypes.Structure):
+    """CutlassSkLaunch: one call in full."""
+
+    _fields_ = (
+        ("struct_bytes", c_int32),
+        ("device", c_int32),
+        ("problem", ProblemStruct),
+        ("plan", PlanStruct),
+        ("addresses", AddressesStruct),
     )
 
 

@@ -27,6 +27,7 @@ STRUCTS = {
     "CutlassSkProblem": abi.ProblemStruct,
     "CutlassSkPlan": abi.PlanStruct,
     "CutlassSkQuery": abi.QueryStruct,
+    "CutlassSkAddresses": abi.AddressesStruct,
     "CutlassSkLaunch": abi.LaunchStruct,
     "CutlassSkResult": abi.ResultStruct,
 }
@@ -63,7 +64,8 @@ PLAN = Plan(
     predicted_time_us=1.0,
 )
 
-# A kernel without a GPU: it answers what it was given, and fails with the status that plan.grid or launch.device names.
+# A kernel without a GPU: it answers what it was given, and fails with the status that plan.grid, launch.device or
+# addresses.programmatic names.
 FAKE = """
 #include <cutlass_sk/abi.h>
 #include <cstdio>
@@ -80,7 +82,7 @@ CUTLASS_SK_EXPORT int32_t cutlass_sk_describe(CutlassSkDescription* d) {
   if (d->struct_bytes != sizeof *d || VERSION != CUTLASS_SK_ABI_VERSION) return CUTLASS_SK_BAD_ABI;
   d->tile_m = 1; d->tile_n = 2; d->tile_k = 3; d->cluster_m = 4; d->cluster_n = 5; d->threads = 6; d->stages = 7;
   d->shared_memory_bytes = 8; d->alignment_a = 9; d->alignment_b = 10; d->alignment_c = 11; d->accumulator_fragments = 12;
-  d->partial_bytes = int64_t(1) << 40;
+  d->partial_bytes = int64_t(1) << 40; d->prepared_bytes = sizeof(int64_t); d->prepared_alignment = 64;
   std::snprintf(d->name, sizeof d->name, "fake");
   return CUTLASS_SK_OK;
 }
@@ -92,9 +94,14 @@ CUTLASS_SK_EXPORT int32_t cutlass_sk_query(
   q->partials_bytes = s->m * s->n * s->k; q->barrier_bytes = s->lda * s->ldb * s->ldc;
   return CUTLASS_SK_OK;
 }
-#ifndef NO_LAUNCH
-CUTLASS_SK_EXPORT int32_t cutlass_sk_launch(CutlassSkLaunch const* l, CutlassSkResult* r) {
+CUTLASS_SK_EXPORT int32_t cutlass_sk_prepare(CutlassSkLaunch const* l, void* p, int64_t bytes, CutlassSkResult* r) {
+  if (bytes != sizeof(int64_t) || uint64_t(p) % 64 != 0) return answer(CUTLASS_SK_BAD_PLAN, r);
+  *static_cast<int64_t*>(p) = l->problem.m;
   return answer(l->struct_bytes == sizeof *l ? l->device : int32_t(CUTLASS_SK_BAD_ABI), r);
+}
+#ifndef NO_ENQUEUE
+CUTLASS_SK_EXPORT int32_t cutlass_sk_enqueue(void const* p, CutlassSkAddresses const* x, CutlassSkResult* r) {
+  return answer(*static_cast<int64_t const*>(p) == int64_t(x->a) ? x->programmatic : int32_t(CUTLASS_SK_BAD_PROBLEM), r);
 }
 #endif
 """
@@ -182,21 +189,29 @@ def test_refused_query_is_named(kernel: Kernel) -> None:
         kernel.query(problem_struct(1, 1, 1, 1, 1, 1), plan_struct(replace(PLAN, grid=abi.Status.BAD_PLAN)))
 
 
-def test_launch(kernel: Kernel) -> None:
-    kernel.launch(abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct), device=0))
+def test_a_launch_is_prepared_and_enqueued(kernel: Kernel) -> None:
+    size = ctypes.sizeof(abi.LaunchStruct)
+    prepared = kernel.prepare(abi.LaunchStruct(struct_bytes=size, problem=problem_struct(77, 1, 1, 1, 1, 1)))
+    assert prepared.address % 64 == 0
+    kernel.enqueue(prepared, abi.AddressesStruct(a=77))
+    with pytest.raises(LaunchError, match="launch of fake failed with CUTLASS_SK_BAD_PROBLEM"):
+        kernel.enqueue(prepared, abi.AddressesStruct(a=78))
+    with pytest.raises(LaunchError, match="launch of fake failed with CUTLASS_SK_CAPTURING"):
+        kernel.enqueue(prepared, abi.AddressesStruct(a=77, programmatic=abi.Status.CAPTURING))
     with pytest.raises(LaunchError, match="launch of fake failed with CUTLASS_SK_MISALIGNED"):
-        kernel.launch(abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct), device=4))
+        kernel.prepare(abi.LaunchStruct(struct_bytes=size, device=4))
     with pytest.raises(LaunchError, match="CUTLASS_SK_BAD_ABI"):
-        kernel.launch(abi.LaunchStruct(device=0))
+        kernel.prepare(abi.LaunchStruct(device=0))
     with pytest.raises(LaunchError, match="unknown status 99"):
-        kernel.launch(abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct), device=99))
+        kernel.prepare(abi.LaunchStruct(struct_bytes=size, device=99))
+    assert kernel.enqueue_address
 
 
 def test_wrong_library(library: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match=r"version 99 of the kernel ABI and answers CUTLASS_SK_BAD_ABI.*speaks version 1"):
+    with pytest.raises(KernelError, match=r"version 99 of the kernel ABI and answers CUTLASS_SK_BAD_ABI.*speaks version 2"):
         Kernel(library("-DVERSION=99"))
-    with pytest.raises(KernelError, match="cutlass_sk_launch"):
-        Kernel(library("-DNO_LAUNCH"))
+    with pytest.raises(KernelError, match="cutlass_sk_enqueue"):
+        Kernel(library("-DNO_ENQUEUE"))
     with pytest.raises(KernelError, match=r"absent\.so cannot be loaded"):
         Kernel(tmp_path / "absent.so")
     (tmp_path / "text.so").write_text("no shared object")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cutlass_sk import Gemm, __version__, cli
+from cutlass_sk import Gemm, __version__, cli, extension
 from cutlass_sk.cli.drawing import gantt
 from cutlass_sk.cli.size import device_code_bytes
 from cutlass_sk.plan import Plan
@@ -143,6 +143,19 @@ def test_doctor_without_compiler_gives_the_remedy(cutlass_sk: CommandLine, monke
     assert status == 1
     assert not findings["compiler"]["works"] and "cutlass-sk[nvcc]" in findings["compiler"]["remedy"]
     assert findings["plan"]["works"] and not findings["build"]["works"]
+
+
+def test_doctor_says_how_calls_are_repeated(cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finding() -> dict[str, object]:
+        status, text, _ = cutlass_sk("doctor", "--json")
+        assert status == 0
+        return next(finding for finding in json.loads(text) if finding["name"] == "repeated calls")
+
+    monkeypatch.setattr(extension, "native", extension)
+    assert finding()["works"] and not finding()["remedy"]
+    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(extension, "missing", "it was not built (no such file)")
+    assert not finding()["works"] and "it was not built (no such file)" in str(finding()["value"]) and finding()["remedy"]
 
 
 def test_doctor_counts_the_cache_and_writes_nothing(

@@ -155,11 +155,11 @@ def refusal(action):
     return "accepted"
 
 def launched(problem, plan, **changes):
-    launch = abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct), problem=problem, plan=plan, alpha=1.0,
-                              a=1 << 20, b=1 << 21, c=1 << 22, partials=1 << 23, barriers=1 << 24)
+    launch = abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct), problem=problem, plan=plan)
+    launch.addresses = abi.AddressesStruct(a=1 << 20, b=1 << 21, c=1 << 22, alpha=1.0, partials=1 << 23, barriers=1 << 24)
     for name, value in changes.items():
-        setattr(launch, name, value)
-    return refusal(lambda: kernel.launch(launch))
+        setattr(launch if name in ("struct_bytes", "device") else launch.addresses, name, value)
+    return refusal(lambda: kernel.prepare(launch))
 
 def values(value):
     return sorted({0, 1, -1, 2, value - 1, value + 1, 2 * value, -value, INT_MAX, INT_MAX - 1, -INT_MAX - 1, 1 << 30} - {value})
@@ -288,18 +288,14 @@ def test_a_launch_without_a_gpu_names_the_cuda_error(spec: KernelSpec, architect
     if torch.cuda.is_available():
         pytest.skip("a machine without a GPU is needed.")
     plan = make_plan(64, 64, 64, [spec], preset("h200"))
-    launch = abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct), a=1 << 20, b=1 << 21, c=1 << 22)
-    launch.problem, launch.plan, launch.partials, launch.barriers = (
-        problem_struct(64, 64, 64, 64, 64, 64),
-        plan_struct(plan),
-        1 << 23,
-        1 << 24,
-    )
+    launch = abi.LaunchStruct(struct_bytes=ctypes.sizeof(abi.LaunchStruct))
+    launch.problem, launch.plan = problem_struct(64, 64, 64, 64, 64, 64), plan_struct(plan)
+    launch.addresses = abi.AddressesStruct(a=1 << 20, b=1 << 21, c=1 << 22, partials=1 << 23, barriers=1 << 24)
     with pytest.raises(
         LaunchError,
         match=rf"launch of {spec.name} failed with CUTLASS_SK_CUDA_ERROR: cudaSetDevice: cudaError\w+ \(.*CUDA error [1-9]",
     ):
-        load_kernel(spec, architecture).launch(launch)
+        load_kernel(spec, architecture).prepare(launch)
 
 
 # The binaries.
@@ -334,14 +330,14 @@ def test_the_tensor_cores_are_used(spec: KernelSpec, architecture: str) -> None:
 
 
 @every_build
-def test_a_library_holds_its_target_only_and_exports_three_names(spec: KernelSpec, architecture: str) -> None:
+def test_a_library_holds_its_target_only_and_exports_four_names(spec: KernelSpec, architecture: str) -> None:
     library = str(build_one(spec, architecture).library)
     assert set(re.findall(r"\.(sm_\w+)\.cubin", cuobjdump("-lelf", library))) == {f"sm_{architecture}"}
     assert ".ptx" not in cuobjdump("-lptx", library)
     symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     kinds = {name: kind for _, kind, name in map(str.split, symbols.splitlines())}
     # Other kernels have templates of the same names: what is exported, or unique, could be merged with theirs.
-    assert {name for name, kind in kinds.items() if kind == "T"} == {abi.DESCRIBE, abi.QUERY, abi.LAUNCH}
+    assert {name for name, kind in kinds.items() if kind == "T"} == {abi.DESCRIBE, abi.QUERY, abi.PREPARE, abi.ENQUEUE}
     assert not [name for name, kind in kinds.items() if kind == "u" or ("cutlass" in name and kind != "T")]
 
 
@@ -349,9 +345,9 @@ APART = """
 import ctypes, json, sys
 from cutlass_sk.kernel import Kernel
 kernels = [Kernel(path) for path in sys.argv[1:]]
-addresses = [[ctypes.cast(f, ctypes.c_void_p).value for f in (k._describe, k._query, k._launch)] for k in kernels]
+addresses = [[ctypes.cast(f, ctypes.c_void_p).value for f in (k._describe, k._query, k._prepare, k._enqueue)] for k in kernels]
 print(json.dumps([[k.description.name, k._read_description().name, k.description.partial_bytes] for k in kernels]))
-print(len({address for three in addresses for address in three}))
+print(len({address for four in addresses for address in four}))
 """
 
 
@@ -362,7 +358,7 @@ def test_kernels_in_one_process_keep_apart() -> None:
         done = subprocess.run([sys.executable, "-c", APART, *libraries], capture_output=True, text=True, check=True)
         described, addresses = done.stdout.splitlines()
         assert json.loads(described) == [[spec.name, spec.name, spec.partial_bytes] for spec, _ in order]
-        assert int(addresses) == 3 * len(order)
+        assert int(addresses) == 4 * len(order)
 
 
 def test_one_kernel_for_two_architectures_is_two_entries() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 NAMES_OF_OURS = (
     *("generator", "ensemble", "plan", "planner", "model", "device", "errors", "env", "kernel", "schedule", "operands", "gemm"),
-    *("dtypes", "reference", "workspace", "jit", "cli", "spec", "catalog", "emit", "abi", "cache", "build"),
+    *("dtypes", "reference", "workspace", "call", "extension", "jit", "cli", "spec", "catalog", "emit", "abi", "cache", "build"),
 )
 
 AUDITED = """

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .. import __version__
+from .. import __version__, extension
 from ..device import Device, real
 from ..errors import DeviceError, Error
 from ..jit.cache import LIBRARY, Cache
@@ -41,6 +41,7 @@ def doctor(as_json: JsonOption = False) -> None:
         *_gpu(),
         *_compiler(),
         _cache(),
+        _repeated_calls(),
     ]
     works = {finding.name: bool(finding.works) for finding in findings}
     compiles, runs = works["compiler"] and works["cache"], works["GPU"]
@@ -128,3 +129,11 @@ def _cache() -> Finding:
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     value = f"{root}: {len(libraries)} kernels, {sum(libraries):,} bytes" + ("" if writable else ", read-only")
     return Finding("cache", writable, value, "" if writable else "set CUTLASS_SK_CACHE_DIR to a directory that can be written")
+
+
+def _repeated_calls() -> Finding:
+    if extension.native is not None:
+        return Finding("repeated calls", True, "by the native extension")
+    return Finding(
+        "repeated calls", False, f"in Python, which takes more CPU time; no native extension: {extension.missing}", extension.REMEDY
+    )

@@ -10,7 +10,8 @@ from problems import KERNELS, gemm_of, operands, poisoned
 
 from cutlass_sk import Gemm, KernelSpec
 from cutlass_sk.errors import DtypeError, LaunchError, OperandError, PlanError
-from cutlass_sk.kernel import Kernel
+from cutlass_sk.generator import abi
+from cutlass_sk.kernel import Kernel, Prepared
 
 KINDS = [spec for spec in KERNELS if (spec.layout_a, spec.layout_b) == ("t", "t")]
 
@@ -114,13 +115,13 @@ def test_errors_leave_c_and_the_context_alone() -> None:
 def test_a_failing_launch_names_status_and_cuda_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gemm = Gemm("float16")
     a, b = torch.randn(64, 64, device="cuda").half(), torch.randn(64, 64, device="cuda").half()
-    launch = Kernel.launch
+    prepare = Kernel.prepare
 
-    def on_no_device(self: Kernel, request: object) -> None:
-        request.device = 63  # type: ignore[attr-defined]
-        launch(self, request)  # type: ignore[arg-type]
+    def on_no_device(self: Kernel, request: abi.LaunchStruct) -> Prepared:
+        request.device = 63
+        return prepare(self, request)
 
-    monkeypatch.setattr(Kernel, "launch", on_no_device)
+    monkeypatch.setattr(Kernel, "prepare", on_no_device)
     with pytest.raises(LaunchError, match=r"CUTLASS_SK_CUDA_ERROR.*cudaErrorInvalidDevice"):
         gemm.run(a, b)
     monkeypatch.undo()

@@ -1,7 +1,8 @@
-/// The C ABI of a compiled kernel: plain C structs, three host functions. `generator/abi.py` mirrors it; both carry the version.
+/// The C ABI of a compiled kernel: plain C structs, four host functions. `generator/abi.py` mirrors it; both carry the version.
 ///
 /// A shared object exports `cutlass_sk_describe` (what the kernel is), `cutlass_sk_query` (what a plan would launch; host only, no
-/// GPU needed) and `cutlass_sk_launch`. Every function checks what it is given and answers with a status; none of them aborts.
+/// GPU needed), `cutlass_sk_prepare` (all of a launch that stays the same from call to call) and `cutlass_sk_enqueue` (one call).
+/// Every function checks what it is given and answers with a status; none of them aborts.
 #pragma once
 #include <stdint.h>
 
@@ -16,6 +17,8 @@ enum CutlassSkStatus : int32_t {
   CUTLASS_SK_MISALIGNED = 4,     ///< a pointer or leading dimension breaks the kernel's alignment
   CUTLASS_SK_CUDA_ERROR = 5,     ///< see `cuda_error`
   CUTLASS_SK_CUTLASS_ERROR = 6,  ///< see `cutlass_status`
+  CUTLASS_SK_OTHER_DEVICE = 7,   ///< the current device is not the one that the launch was prepared for
+  CUTLASS_SK_CAPTURING = 8,      ///< the stream is being captured, and the call was to be eager
 };
 
 struct CutlassSkDescription {
@@ -28,6 +31,7 @@ struct CutlassSkDescription {
   int32_t accumulator_fragments;                  ///< reduction CTAs a tile gets in a separate reduction (2.x)
   int32_t cluster_fixup;                          ///< 1: plans may split tiles in clusters
   int64_t partial_bytes;                          ///< partial sums of one CTA
+  int64_t prepared_bytes, prepared_alignment;     ///< of the memory that `cutlass_sk_prepare` fills
   char name[160];
 };
 
@@ -57,19 +61,26 @@ struct CutlassSkQuery {
   int64_t partials_bytes, barrier_bytes;
 };
 
-struct CutlassSkLaunch {
-  int32_t struct_bytes;
-  int32_t device;
-  int32_t programmatic;  ///< 1: may start while the kernel before it on the stream ends (programmatic dependent launch)
-  CutlassSkProblem problem;
-  CutlassSkPlan plan;
+/// What may change from call to call.
+struct CutlassSkAddresses {
   void const* a;
   void const* b;
   void* c;
   double alpha, beta;
-  void* partials;  ///< at least partials_bytes, 128-byte aligned, contents of no matter
-  void* barriers;  ///< at least barrier_bytes, all zero before the first launch that uses it; every launch leaves it zero
-  void* stream;    ///< cudaStream_t
+  void* partials;        ///< at least partials_bytes, 128-byte aligned, contents of no matter
+  void* barriers;        ///< at least barrier_bytes, all zero before the first launch that uses it; every launch leaves it zero
+  void* stream;          ///< cudaStream_t
+  int32_t programmatic;  ///< 1: may start while the kernel before it on the stream ends (programmatic dependent launch)
+  int32_t eager;         ///< 1: partials and barriers are no graph's; refuse to be captured with them
+};
+
+/// One call in full. Later calls of the same problem, plan and leading dimensions need the addresses alone.
+struct CutlassSkLaunch {
+  int32_t struct_bytes;
+  int32_t device;
+  CutlassSkProblem problem;
+  CutlassSkPlan plan;
+  CutlassSkAddresses addresses;
 };
 
 struct CutlassSkResult {
@@ -81,4 +92,8 @@ struct CutlassSkResult {
 
 typedef int32_t (*CutlassSkDescribeFunction)(CutlassSkDescription*);
 typedef int32_t (*CutlassSkQueryFunction)(CutlassSkProblem const*, CutlassSkPlan const*, CutlassSkQuery*, CutlassSkResult*);
-typedef int32_t (*CutlassSkLaunchFunction)(CutlassSkLaunch const*, CutlassSkResult*);
+/// Checks everything and fills `prepared` (`prepared_bytes` of the caller's memory, which may be copied, shared by threads, and
+/// dropped at any time). Makes `device` the current one.
+typedef int32_t (*CutlassSkPrepareFunction)(CutlassSkLaunch const*, void* prepared, int64_t bytes, CutlassSkResult*);
+/// Checks the addresses and launches. The device that was prepared for must be the current one.
+typedef int32_t (*CutlassSkEnqueueFunction)(void const* prepared, CutlassSkAddresses const*, CutlassSkResult*);

@@ -31,31 +31,36 @@ struct Gemm2x {
   static constexpr int kTileM = Kernel::ThreadblockShape::kM;
   static constexpr int kTileN = Kernel::ThreadblockShape::kN;
   static constexpr int kTileK = Kernel::ThreadblockShape::kK;
-  static constexpr int kAlignmentA = Kernel::kAlignmentA, kAlignmentB = Kernel::kAlignmentB, kAlignmentC = Kernel::kAlignmentC;
   static constexpr int kFragments = Kernel::Epilogue::kAccumulatorFragments;
   static constexpr int64_t kPartialBytes = Kernel::kThreadCount * int64_t(sizeof(typename Kernel::AccumulatorTile));
   static_assert(Kernel::kWorkspaceBytesPerBlock == 2 * kPartialBytes, "a CTA is expected to share up to two tiles");
   static constexpr int kSharedMemoryBytes = int(sizeof(typename Kernel::SharedStorage));
+  static constexpr int kThreads = Kernel::kThreadCount;
+  static constexpr bool kClustered = false;
+  static dim3 cluster(CutlassSkLaunch const&) { return dim3(1); }
+  static constexpr OperandRules kRules{cutlass::platform::is_same<typename Kernel::LayoutA, cutlass::layout::RowMajor>::value,
+                                       cutlass::platform::is_same<typename Kernel::LayoutB, cutlass::layout::RowMajor>::value,
+                                       true,
+                                       Kernel::kAlignmentA,
+                                       Kernel::kAlignmentB,
+                                       Kernel::kAlignmentC,
+                                       int(sizeof(ElementA)),
+                                       int(sizeof(ElementC))};
+
+  static void const* function() { return reinterpret_cast<void const*>(kernel_2x<Kernel>); }
 
   static void describe(CutlassSkDescription* out) {
     out->tile_m = kTileM;
     out->tile_n = kTileN;
     out->tile_k = kTileK;
     out->cluster_m = out->cluster_n = 1;
-    out->threads = Kernel::kThreadCount;
     out->stages = Kernel::kStages;
-    out->shared_memory_bytes = kSharedMemoryBytes;
-    out->alignment_a = kAlignmentA;
-    out->alignment_b = kAlignmentB;
-    out->alignment_c = kAlignmentC;
     out->accumulator_fragments = kFragments;
     out->partial_bytes = kPartialBytes;
   }
 
-  static int32_t query(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkQuery* out, CutlassSkResult* result) {
-    if (int32_t status = check_problem(problem, result)) return status;
-    if (int32_t status = check_plan(problem, plan, result)) return status;
-    Params params = make_params(problem, plan);
+  static void query(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkQuery* out) {
+    Params params = base_params(problem, plan);
     out->grid = params.get_grid_blocks();
     out->sk_tiles = params.block_mapping.sk_tiles;
     out->sk_units = plan.sk_units > 0 ? params.block_mapping.sk_regions() * params.block_mapping.sk_blocks_per_region() : 0;
@@ -64,51 +69,65 @@ struct Gemm2x {
     out->partials_bytes = slots * kPartialBytes;
     out->barrier_bytes =
         int64_t(plan.sk_units > plan.reduction_ctas ? plan.sk_units : plan.reduction_ctas) * int64_t(sizeof(int32_t));
+  }
+
+  static int32_t check_plan(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkResult* result) {
+    constexpr int64_t limit = INT32_MAX;
+    auto const covers = [](int64_t tiles, int64_t tile, int64_t size) { return tiles == (size + tile - 1) / tile; };
+    int64_t const tiles = int64_t(plan.tiles_m) * plan.tiles_n;
+    int64_t const line = int64_t(plan.sk_tiles) * plan.iters_per_tile;
+    bool const along_n = plan.tiles_m >= plan.tiles_n;  // the order that the kernel itself takes
+    bool const fits =
+        covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
+        covers(plan.iters_per_tile, kTileK, problem.k) && problem.k <= limit - kTileK && tiles <= limit && plan.dp_tiles >= 0 &&
+        plan.sk_tiles >= 0 && int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 &&
+        plan.sk_units <= line && (plan.sk_units == 0) == (plan.sk_tiles == 0) && plan.splits >= 1 && plan.nondeterministic == 0 &&
+        (plan.splits == 1 || (plan.splits <= plan.iters_per_tile && plan.sk_units == int64_t(plan.sk_tiles) * plan.splits)) &&
+        (plan.reduction_ctas == 0 ||
+         (plan.sk_units > 2 * int64_t(plan.sk_tiles) && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
+        int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
+        (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0 &&
+        plan.in_clusters == 0;
+    if (!fits) {
+      return fail(result, CUTLASS_SK_BAD_PLAN,
+                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
+                  plan.grid, plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units,
+                  plan.splits);
+    }
     return CUTLASS_SK_OK;
   }
 
-  static int32_t launch(CutlassSkLaunch const& request, CutlassSkResult* result) {
-    CutlassSkProblem const& problem = request.problem;
-    CutlassSkPlan const& plan = request.plan;
-    if (int32_t status = check_problem(problem, result)) return status;
-    if (int32_t status = check_plan(problem, plan, result)) return status;
-    if (int32_t status = check_operands(request, result)) return status;
+  /// cp.async predicates whole vectors: contiguous extents must be multiples of the alignment, too.
+  static int32_t check_extents(CutlassSkProblem const& problem, CutlassSkResult* result) {
+    cutlass::Status const status = Kernel::can_implement(size_of(problem));
+    return status == cutlass::Status::kSuccess ? int32_t(CUTLASS_SK_OK) : fail_cutlass(result, status, "can_implement");
+  }
 
-    Params params = make_params(problem, plan);
-    params.ptr_A = const_cast<void*>(request.a);
-    params.ptr_B = const_cast<void*>(request.b);
-    params.ptr_C = params.ptr_D = request.c;
+  static dim3 grid(CutlassSkLaunch const& launch) { return base_params(launch.problem, launch.plan).get_grid_dims(); }
+
+  static int32_t make_params(CutlassSkLaunch const& launch, Params& params, CutlassSkResult* result) {
+    params = base_params(launch.problem, launch.plan);
+    return set_addresses(params, launch.addresses, result);
+  }
+
+  static int32_t set_addresses(Params& params, CutlassSkAddresses const& addresses, CutlassSkResult*) {
     using Compute = typename Kernel::EpilogueOutputOp::ElementCompute;
-    params.output_op = EpilogueParams(Compute(request.alpha), Compute(request.beta));
-    params.partials_workspace = request.partials;
-    params.barrier_workspace = request.barriers;
-
-    if (cudaError_t error = cudaSetDevice(request.device)) return fail_cuda(result, error, "cudaSetDevice");
-    void const* const function = reinterpret_cast<void const*>(kernel_2x<Kernel>);
-    if constexpr (kSharedMemoryBytes > (48 << 10)) {
-      if (cudaError_t error = allow_shared_memory(function, kSharedMemoryBytes, request.device)) {
-        return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
-      }
-    }
-    cudaLaunchAttribute programmatic{};
-    programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    programmatic.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = params.get_grid_dims();
-    config.blockDim = dim3(Kernel::kThreadCount);
-    config.dynamicSmemBytes = kSharedMemoryBytes;
-    config.stream = static_cast<cudaStream_t>(request.stream);
-    config.attrs = &programmatic;
-    config.numAttrs = request.programmatic != 0 ? 1 : 0;
-    void* parameters[] = {&params};
-    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters))
-      return fail_cuda(result, error, "cudaLaunchKernelExC");
+    params.ptr_A = const_cast<void*>(addresses.a);
+    params.ptr_B = const_cast<void*>(addresses.b);
+    params.ptr_C = params.ptr_D = addresses.c;
+    params.output_op = EpilogueParams(Compute(addresses.alpha), Compute(addresses.beta));
+    params.partials_workspace = addresses.partials;
+    params.barrier_workspace = addresses.barriers;
     return CUTLASS_SK_OK;
   }
 
  private:
-  static Params make_params(CutlassSkProblem const& problem, CutlassSkPlan const& plan) {
-    cutlass::gemm::GemmCoord const size(int(problem.m), int(problem.n), int(problem.k));
+  static cutlass::gemm::GemmCoord size_of(CutlassSkProblem const& problem) {
+    return cutlass::gemm::GemmCoord(int(problem.m), int(problem.n), int(problem.k));
+  }
+
+  static Params base_params(CutlassSkProblem const& problem, CutlassSkPlan const& plan) {
+    cutlass::gemm::GemmCoord const size = size_of(problem);
     typename Kernel::Arguments arguments(cutlass::gemm::GemmUniversalMode::kGemm, size, 1, EpilogueParams(), nullptr, nullptr,
                                          nullptr, nullptr, 0, 0, 0, 0, problem.lda, problem.ldb, problem.ldc, problem.ldc, 1);
     Params params(arguments, 1, 1);
@@ -147,56 +166,6 @@ struct Gemm2x {
       map.div_mod_sk_blocks_per_region = FastDivmod(units);
     }
     return map;
-  }
-
-  static int32_t check_plan(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkResult* result) {
-    constexpr int64_t limit = INT32_MAX;
-    auto const covers = [](int64_t tiles, int64_t tile, int64_t size) { return tiles == (size + tile - 1) / tile; };
-    int64_t const tiles = int64_t(plan.tiles_m) * plan.tiles_n;
-    int64_t const line = int64_t(plan.sk_tiles) * plan.iters_per_tile;
-    bool const along_n = plan.tiles_m >= plan.tiles_n;  // the order that the kernel itself takes
-    bool const fits =
-        covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
-        covers(plan.iters_per_tile, kTileK, problem.k) && problem.k <= limit - kTileK && tiles <= limit && plan.dp_tiles >= 0 &&
-        plan.sk_tiles >= 0 && int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 &&
-        plan.sk_units <= line && (plan.sk_units == 0) == (plan.sk_tiles == 0) && plan.splits >= 1 && plan.nondeterministic == 0 &&
-        (plan.splits == 1 || (plan.splits <= plan.iters_per_tile && plan.sk_units == int64_t(plan.sk_tiles) * plan.splits)) &&
-        (plan.reduction_ctas == 0 ||
-         (plan.sk_units > 2 * int64_t(plan.sk_tiles) && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
-        int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
-        (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0 && plan.in_clusters == 0;
-    if (!fits) {
-      return fail(result, CUTLASS_SK_BAD_PLAN,
-                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
-                  plan.grid, plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units,
-                  plan.splits);
-    }
-    return CUTLASS_SK_OK;
-  }
-
-  static int32_t check_operands(CutlassSkLaunch const& request, CutlassSkResult* result) {
-    CutlassSkProblem const& p = request.problem;
-    constexpr bool a_row_major = cutlass::platform::is_same<typename Kernel::LayoutA, cutlass::layout::RowMajor>::value;
-    constexpr bool b_row_major = cutlass::platform::is_same<typename Kernel::LayoutB, cutlass::layout::RowMajor>::value;
-    if (p.lda < (a_row_major ? p.k : p.m) || p.ldb < (b_row_major ? p.n : p.k) || p.ldc < p.n) {
-      return fail(result, CUTLASS_SK_BAD_PROBLEM, "leading dimensions lda=%lld ldb=%lld ldc=%lld are too small", (long long)p.lda,
-                  (long long)p.ldb, (long long)p.ldc);
-    }
-    constexpr int64_t a_bytes = kAlignmentA * int64_t(sizeof(ElementA)), c_bytes = kAlignmentC * int64_t(sizeof(ElementC));
-    bool const operands = aligned(request.a, a_bytes) && aligned(request.b, a_bytes) && aligned(request.c, c_bytes) &&
-                          p.lda % kAlignmentA == 0 && p.ldb % kAlignmentB == 0 && p.ldc % kAlignmentC == 0;
-    if (!operands) {
-      return fail(result, CUTLASS_SK_MISALIGNED, "a, b, c must be multiples of %d elements, and so must their leading dimensions",
-                  kAlignmentA);
-    }
-    // cp.async predicates whole vectors: contiguous extents must be multiples of the alignment, too.
-    cutlass::Status const status = Kernel::can_implement(cutlass::gemm::GemmCoord(int(p.m), int(p.n), int(p.k)));
-    if (status != cutlass::Status::kSuccess) return fail_cutlass(result, status, "can_implement");
-    if (request.plan.sk_units > 0 &&
-        (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
-      return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");
-    }
-    return CUTLASS_SK_OK;
   }
 };
 

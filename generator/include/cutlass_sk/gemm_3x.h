@@ -1,5 +1,9 @@
 /// The C ABI around a kernel of CUTLASS 3.x collectives (TMA, wgmma) in our kernel layer.
 #pragma once
+#include <cuda.h>
+
+#include <array>
+
 #include "cutlass/device_kernel.h"
 #include "cutlass_sk/mainloop.hpp"
 #include "cutlass_sk/shim.h"
@@ -11,6 +15,7 @@ namespace cutlass_sk {
 template <class Kernel, bool promotable>
 struct Gemm3x {
   using Scheduler = typename Kernel::TileScheduler;
+  using Epilogue = typename Kernel::CollectiveEpilogue;
   using Schedule = typename Scheduler::Schedule;
   using ElementA = typename Kernel::ElementA;
   using ElementC = typename Kernel::ElementC;
@@ -19,6 +24,19 @@ struct Gemm3x {
   static constexpr int kTileK = cute::size<2>(typename Kernel::TileShape{});
   static constexpr int kClusterM = Scheduler::kClusterM, kClusterN = Scheduler::kClusterN, kClusterSize = Scheduler::kClusterSize;
   static constexpr int kTmaBytes = 16;
+  using Params = typename Kernel::Params;
+  static constexpr bool kClustered = true;
+  static constexpr int kThreads = int(Kernel::MaxThreadsPerBlock), kSharedMemoryBytes = Kernel::SharedStorageSize;
+  static constexpr OperandRules kRules{cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideA{}))>,
+                                       cute::is_static_v<decltype(cute::get<0>(typename Kernel::StrideB{}))>,
+                                       cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideC{}))>,
+                                       kTmaBytes / int(sizeof(ElementA)),
+                                       kTmaBytes / int(sizeof(ElementA)),
+                                       kTmaBytes / int(sizeof(ElementC)),
+                                       int(sizeof(ElementA)),
+                                       int(sizeof(ElementC))};
+
+  static void const* function() { return reinterpret_cast<void const*>(cutlass::device_kernel<Kernel>); }
 
   static void describe(CutlassSkDescription* out) {
     out->tile_m = kTileM;
@@ -26,91 +44,18 @@ struct Gemm3x {
     out->tile_k = kTileK;
     out->cluster_m = kClusterM;
     out->cluster_n = kClusterN;
-    out->threads = int32_t(Kernel::MaxThreadsPerBlock);
     out->stages = Kernel::DispatchPolicy::Stages;
-    out->shared_memory_bytes = Kernel::SharedStorageSize;
-    out->alignment_a = out->alignment_b = kTmaBytes / int(sizeof(ElementA));
-    out->alignment_c = kTmaBytes / int(sizeof(ElementC));
     out->cluster_fixup = Kernel::kClusterFixup;
     out->partial_bytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(float));
   }
 
-  static int32_t query(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkQuery* out, CutlassSkResult* result) {
-    if (int32_t status = check_problem(problem, result)) return status;
-    if (int32_t status = check_plan(problem, plan, result)) return status;
+  static void query(CutlassSkProblem const&, CutlassSkPlan const& plan, CutlassSkQuery* out) {
     out->grid = plan.grid;
     out->sk_tiles = plan.sk_tiles;
     out->sk_units = plan.sk_units;
     int64_t const slots = plan.in_clusters != 0 ? 0 : int64_t(plan.sk_units) * kClusterSize;
     out->partials_bytes = slots * Scheduler::kTileElements * int64_t(sizeof(float));
     out->barrier_bytes = slots * Kernel::kTileWarpGroups * int64_t(sizeof(uint32_t));
-    return CUTLASS_SK_OK;
-  }
-
-  static int32_t launch(CutlassSkLaunch const& request, CutlassSkResult* result) {
-    CutlassSkProblem const& problem = request.problem;
-    CutlassSkPlan const& plan = request.plan;
-    if (int32_t status = check_problem(problem, result)) return status;
-    if (int32_t status = check_plan(problem, plan, result)) return status;
-    if (int32_t status = check_operands(request, result)) return status;
-
-    typename Kernel::Arguments arguments{};
-    arguments.problem_shape = {int(problem.m), int(problem.n), int(problem.k), 1};
-    arguments.mainloop.ptr_A = static_cast<ElementA const*>(request.a);
-    arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
-    arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(request.b);
-    arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
-    if constexpr (promotable) arguments.mainloop.chain_iters = plan.promotion_iters;
-    arguments.epilogue.thread.alpha = decltype(arguments.epilogue.thread.alpha)(request.alpha);
-    arguments.epilogue.thread.beta = decltype(arguments.epilogue.thread.beta)(request.beta);
-    arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(request.c);
-    arguments.epilogue.dC = stride<typename Kernel::StrideC>(problem.ldc);
-    arguments.epilogue.dD = stride<typename Kernel::StrideD>(problem.ldc);
-    arguments.scheduler = {schedule(plan), request.partials, static_cast<uint32_t*>(request.barriers), plan.nondeterministic != 0};
-    // Not Kernel::can_implement: it asks for aligned extents, where TMA asks only for aligned pointers and strides (checked above).
-
-    if (cudaError_t error = cudaSetDevice(request.device)) return fail_cuda(result, error, "cudaSetDevice");
-    void const* const function = reinterpret_cast<void const*>(cutlass::device_kernel<Kernel>);
-    if (cudaError_t error = allow_shared_memory(function, Kernel::SharedStorageSize, request.device)) {
-      return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
-    }
-    typename Kernel::Params params = Kernel::to_underlying_arguments(arguments);
-
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {unsigned(plan.in_clusters != 0 ? plan.splits : kClusterM), unsigned(kClusterN), 1};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(plan.grid / kClusterN), unsigned(kClusterN), 1);
-    config.blockDim = Kernel::get_block_shape();
-    config.dynamicSmemBytes = Kernel::SharedStorageSize;
-    config.stream = static_cast<cudaStream_t>(request.stream);
-    config.attrs = attributes;
-    config.numAttrs = request.programmatic != 0 ? 2 : 1;
-    void* parameters[] = {&params};
-    if (cudaError_t error = cudaLaunchKernelExC(&config, function, parameters))
-      return fail_cuda(result, error, "cudaLaunchKernelExC");
-    return CUTLASS_SK_OK;
-  }
-
- private:
-  static Schedule schedule(CutlassSkPlan const& plan) {
-    return Schedule(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
-                    plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_along_n != 0, plan.raster_swizzle,
-                    plan.in_clusters != 0);
-  }
-
-  /// A CUTLASS stride (m or n, k, l) with the leading dimension in its one dynamic place.
-  template <class Stride>
-  static Stride stride(int64_t leading) {
-    Stride stride{};
-    if constexpr (cute::is_static_v<decltype(cute::get<0>(stride))>) {
-      cute::get<1>(stride) = leading;
-    } else {
-      cute::get<0>(stride) = leading;
-    }
-    return stride;
   }
 
   /// A split in clusters: one part a CTA, and nothing else.
@@ -138,24 +83,105 @@ struct Gemm3x {
     return CUTLASS_SK_OK;
   }
 
-  static int32_t check_operands(CutlassSkLaunch const& request, CutlassSkResult* result) {
-    CutlassSkProblem const& p = request.problem;
-    constexpr bool a_row_major = cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideA{}))>;
-    constexpr bool b_row_major = cute::is_static_v<decltype(cute::get<0>(typename Kernel::StrideB{}))>;
-    constexpr bool c_row_major = cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideC{}))>;
-    if (p.lda < (a_row_major ? p.k : p.m) || p.ldb < (b_row_major ? p.n : p.k) || p.ldc < (c_row_major ? p.n : p.m)) {
-      return fail(result, CUTLASS_SK_BAD_PROBLEM, "leading dimensions lda=%lld ldb=%lld ldc=%lld are too small", (long long)p.lda,
-                  (long long)p.ldb, (long long)p.ldc);
+  /// TMA asks for aligned pointers and strides only, unlike Kernel::can_implement, which asks for aligned extents.
+  static int32_t check_extents(CutlassSkProblem const&, CutlassSkResult*) { return CUTLASS_SK_OK; }
+
+  static dim3 cluster(CutlassSkLaunch const& launch) {
+    return dim3(unsigned(launch.plan.in_clusters != 0 ? launch.plan.splits : kClusterM), unsigned(kClusterN), 1);
+  }
+  static dim3 grid(CutlassSkLaunch const& launch) { return dim3(unsigned(launch.plan.grid / kClusterN), unsigned(kClusterN), 1); }
+
+  static int32_t make_params(CutlassSkLaunch const& launch, Params& params, CutlassSkResult* result) {
+    CutlassSkProblem const& problem = launch.problem;
+    CutlassSkPlan const& plan = launch.plan;
+    CutlassSkAddresses const& addresses = launch.addresses;
+    typename Kernel::Arguments arguments{};
+    arguments.problem_shape = {int(problem.m), int(problem.n), int(problem.k), 1};
+    arguments.mainloop.ptr_A = static_cast<ElementA const*>(addresses.a);
+    arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
+    arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(addresses.b);
+    arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
+    if constexpr (promotable) arguments.mainloop.chain_iters = plan.promotion_iters;
+    arguments.epilogue.thread = factors(addresses);
+    arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(addresses.c);
+    arguments.epilogue.dC = stride<typename Kernel::StrideC>(problem.ldc);
+    arguments.epilogue.dD = stride<typename Kernel::StrideD>(problem.ldc);
+    arguments.scheduler = {schedule(plan), addresses.partials, static_cast<uint32_t*>(addresses.barriers),
+                           plan.nondeterministic != 0};
+    params = Kernel::to_underlying_arguments(arguments);
+    for (CUtensorMap const* map : maps(params)) {
+      // CUTLASS prints what the driver refuses, and goes on with an empty descriptor.
+      static CUtensorMap const empty{};
+      if (std::memcmp(map, &empty, sizeof(empty)) == 0) {
+        return fail(result, CUTLASS_SK_CUTLASS_ERROR, "cuTensorMapEncodeTiled failed; standard error says with what");
+      }
     }
-    bool const operands = aligned(request.a, kTmaBytes) && aligned(request.b, kTmaBytes) && aligned(request.c, kTmaBytes) &&
-                          p.lda * int64_t(sizeof(ElementA)) % kTmaBytes == 0 &&
-                          p.ldb * int64_t(sizeof(ElementA)) % kTmaBytes == 0 && p.ldc * int64_t(sizeof(ElementC)) % kTmaBytes == 0;
-    if (!operands) return fail(result, CUTLASS_SK_MISALIGNED, "a, b, c and their leading dimensions must be multiples of 16 bytes");
-    if (request.plan.sk_units > 0 && request.plan.in_clusters == 0 &&
-        (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
-      return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");
-    }
+    if (replace_address() == nullptr) return fail(result, CUTLASS_SK_CUDA_ERROR, "the driver has no cuTensorMapReplaceAddress");
     return CUTLASS_SK_OK;
+  }
+
+  /// c's old values have a descriptor, too: it is fetched, whether beta is zero or not.
+  static int32_t set_addresses(Params& params, CutlassSkAddresses const& addresses, CutlassSkResult* result) {
+    void* const operands[] = {const_cast<void*>(addresses.a), const_cast<void*>(addresses.b), addresses.c, addresses.c};
+    auto const replace = replace_address();
+    auto const descriptors = maps(params);
+    for (int i = 0; i < 4; ++i) {
+      if (CUresult const error = replace(descriptors[i], operands[i])) {
+        result->cuda_error = int32_t(error);
+        return fail(result, CUTLASS_SK_CUDA_ERROR, "cuTensorMapReplaceAddress: %d", int(error));
+      }
+    }
+    params.epilogue.thread = Epilogue::FusionCallbacks::to_underlying_arguments(params.problem_shape, factors(addresses), nullptr);
+    params.scheduler.partials = addresses.partials;
+    params.scheduler.barriers = static_cast<uint32_t*>(addresses.barriers);
+    return CUTLASS_SK_OK;
+  }
+
+ private:
+  static Schedule schedule(CutlassSkPlan const& plan) {
+    return Schedule(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
+                    plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_along_n != 0, plan.raster_swizzle,
+                    plan.in_clusters != 0);
+  }
+
+  /// A CUTLASS stride (m or n, k, l) with the leading dimension in its one dynamic place.
+  template <class Stride>
+  static Stride stride(int64_t leading) {
+    Stride stride{};
+    if constexpr (cute::is_static_v<decltype(cute::get<0>(stride))>) {
+      cute::get<1>(stride) = leading;
+    } else {
+      cute::get<0>(stride) = leading;
+    }
+    return stride;
+  }
+
+  static auto factors(CutlassSkAddresses const& addresses) {
+    typename Epilogue::FusionCallbacks::Arguments arguments{};
+    arguments.alpha = decltype(arguments.alpha)(addresses.alpha);
+    arguments.beta = decltype(arguments.beta)(addresses.beta);
+    return arguments;
+  }
+
+  /// The TMA descriptors of a, b, c as it was, and c.
+  static std::array<CUtensorMap*, 4> maps(Params& params) {
+    return {&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_, &params.epilogue.tma_load_c.tma_desc_,
+            &params.epilogue.tma_store_d.tma_desc_};
+  }
+
+  using ReplaceAddress = CUresult (*)(CUtensorMap*, void*);
+
+  /// The driver's function, found as CUTLASS finds cuTensorMapEncodeTiled: nothing is linked to libcuda.
+  static ReplaceAddress replace_address() {
+    static ReplaceAddress const function = [] {
+      void* found = nullptr;
+      cudaDriverEntryPointQueryResult answer = cudaDriverEntryPointSymbolNotFound;
+      cudaError_t const error =
+          cudaGetDriverEntryPointByVersion("cuTensorMapReplaceAddress", &found, 12000, cudaEnableDefault, &answer);
+      bool const there = error == cudaSuccess && answer == cudaDriverEntryPointSuccess;
+      return reinterpret_cast<ReplaceAddress>(there ? found : nullptr);
+    }();
+    return function;
   }
 };
 
