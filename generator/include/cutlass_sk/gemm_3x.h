@@ -1,11 +1,19 @@
 /// The C ABI around a kernel of CUTLASS 3.x collectives (TMA, wgmma) in our kernel layer.
 #pragma once
+#include <type_traits>
+
 #include "cutlass/device_kernel.h"
 #include "cutlass_sk/promoted_mainloop.hpp"
 #include "cutlass_sk/shim.h"
 #include "cutlass_sk/stream_k_gemm.hpp"
 
 namespace cutlass_sk {
+
+/// Bytes that c's pointer and leading dimension must be multiples of: TMA's 16, unless the epilogue says otherwise.
+template <class Epilogue, class = void>
+constexpr int kOutputBytes = 16;
+template <class Epilogue>
+constexpr int kOutputBytes<Epilogue, std::void_t<decltype(Epilogue::kAlignmentBytes)>> = Epilogue::kAlignmentBytes;
 
 /// `promotable`: whether the kernel has a PromotedMainloop, which takes a limit on chains of sums.
 template <class Kernel, bool promotable>
@@ -18,7 +26,8 @@ struct Gemm3x {
   static constexpr int kTileN = cute::size<1>(typename Kernel::TileShape{});
   static constexpr int kTileK = cute::size<2>(typename Kernel::TileShape{});
   static constexpr int kClusterM = Scheduler::kClusterM, kClusterN = Scheduler::kClusterN, kClusterSize = Scheduler::kClusterSize;
-  static constexpr int kTmaBytes = 16;
+  static constexpr int kTmaBytes = 16, kBytesC = kOutputBytes<typename Kernel::CollectiveEpilogue>;
+  static constexpr int64_t kPartialBytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(typename Kernel::ElementAccumulator));
 
   static void describe(CutlassSkDescription* out) {
     out->tile_m = kTileM;
@@ -30,8 +39,8 @@ struct Gemm3x {
     out->stages = Kernel::DispatchPolicy::Stages;
     out->shared_memory_bytes = Kernel::SharedStorageSize;
     out->alignment_a = out->alignment_b = kTmaBytes / int(sizeof(ElementA));
-    out->alignment_c = kTmaBytes / int(sizeof(ElementC));
-    out->partial_bytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(float));
+    out->alignment_c = kBytesC / int(sizeof(ElementC));
+    out->partial_bytes = kPartialBytes;
   }
 
   static int32_t query(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkQuery* out, CutlassSkResult* result) {
@@ -40,7 +49,7 @@ struct Gemm3x {
     out->grid = plan.grid;
     out->sk_tiles = plan.sk_tiles;
     out->sk_units = plan.sk_units;
-    out->partials_bytes = int64_t(plan.sk_units) * kClusterSize * Scheduler::kTileElements * int64_t(sizeof(float));
+    out->partials_bytes = int64_t(plan.sk_units) * kClusterSize * kPartialBytes;
     out->barrier_bytes = int64_t(plan.sk_units) * kClusterSize * Kernel::kTileWarpGroups * int64_t(sizeof(uint32_t));
     return CUTLASS_SK_OK;
   }
@@ -144,10 +153,13 @@ struct Gemm3x {
       return fail(result, CUTLASS_SK_BAD_PROBLEM, "leading dimensions lda=%lld ldb=%lld ldc=%lld are too small", (long long)p.lda,
                   (long long)p.ldb, (long long)p.ldc);
     }
-    bool const operands = aligned(request.a, kTmaBytes) && aligned(request.b, kTmaBytes) && aligned(request.c, kTmaBytes) &&
+    bool const operands = aligned(request.a, kTmaBytes) && aligned(request.b, kTmaBytes) && aligned(request.c, kBytesC) &&
                           p.lda * int64_t(sizeof(ElementA)) % kTmaBytes == 0 &&
-                          p.ldb * int64_t(sizeof(ElementA)) % kTmaBytes == 0 && p.ldc * int64_t(sizeof(ElementC)) % kTmaBytes == 0;
-    if (!operands) return fail(result, CUTLASS_SK_MISALIGNED, "a, b, c and their leading dimensions must be multiples of 16 bytes");
+                          p.ldb * int64_t(sizeof(ElementA)) % kTmaBytes == 0 && p.ldc * int64_t(sizeof(ElementC)) % kBytesC == 0;
+    if (!operands) {
+      return fail(result, CUTLASS_SK_MISALIGNED, "a, b and their leading dimensions must be multiples of %d bytes, c and its of %d",
+                  kTmaBytes, kBytesC);
+    }
     if (request.plan.sk_units > 0 &&
         (request.partials == nullptr || request.barriers == nullptr || !aligned(request.partials, 128))) {
       return fail(result, CUTLASS_SK_BAD_PLAN, "the plan needs a workspace: partials (128-byte aligned) and barriers");

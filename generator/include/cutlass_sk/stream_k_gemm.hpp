@@ -35,6 +35,7 @@ class StreamKGemm {
   using StrideA = typename CollectiveMainloop::StrideA;
   using ElementB = typename CollectiveMainloop::ElementB;
   using StrideB = typename CollectiveMainloop::StrideB;
+  using ElementAccumulator = typename TiledMma::ValTypeC;
   using ElementC = typename CollectiveEpilogue::ElementC;
   using StrideC = typename CollectiveEpilogue::StrideC;
   using StrideD = typename CollectiveEpilogue::StrideD;
@@ -54,7 +55,8 @@ class StreamKGemm {
   static constexpr int kRegisterFile = 65536, kMaxRegisters = 240;
   static constexpr int kLaunchRegisters = kRegisterFile / int(MaxThreadsPerBlock * MinBlocksPerMultiprocessor) / 8 * 8;
   static constexpr bool kDealsRegisters = kLaunchRegisters < 255;
-  static constexpr int kAccumulatorRegisters = int(cute::size<0>(TileShape{}) * cute::size<1>(TileShape{})) / kTileThreads;
+  static constexpr int kAccumulatorRegisters =
+      int(cute::size<0>(TileShape{}) * cute::size<1>(TileShape{})) / kTileThreads * int(sizeof(ElementAccumulator)) / 4;
   static constexpr int kProducerRegisters = kAccumulatorRegisters >= 208 ? 24 : 40;
   static constexpr int kShare = (kLaunchRegisters * (1 + kConsumerWarpGroups) - kProducerRegisters) / kConsumerWarpGroups / 8 * 8;
   static constexpr int kConsumerRegisters = kShare < kMaxRegisters ? kShare : kMaxRegisters;
