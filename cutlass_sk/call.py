@@ -153,7 +153,7 @@ def addresses_of(
     stream = torch._C._cuda_getCurrentRawStream(device)
     addresses = abi.AddressesStruct(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), alpha=alpha, beta=beta, stream=stream)
     addresses.programmatic = programmatic and env.PDL.get()
-    if not plan.sk_units:
+    if not plan.workspace_bytes:
         return addresses, None
     made = workspace.workspace(plan.partials_bytes, plan.barrier_bytes, c.device, stream)
     addresses.partials, addresses.barriers = made.partials.data_ptr(), made.barriers.data_ptr()

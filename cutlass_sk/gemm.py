@@ -42,6 +42,8 @@ class Gemm:
     generation   ``sm90a`` or ``sm80``; default the newest that the GPU runs
     tile         (tile_m, tile_n, tile_k): use only kernels with this tile
     cluster      (cluster_m, cluster_n): use only kernels with this cluster
+    kernels      use only so many of the kernels, the first ones: they stand in the order in which they are worth most. 1 is the
+                 Stream-K paper's single kernel. Default: all of the set (``generator.catalog``).
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Gemm:
         generation: Generation | None = None,
         tile: tuple[int, int, int] | None = None,
         cluster: tuple[int, int] | None = None,
+        kernels: int | None = None,
     ) -> None:
         self._dtype = name_of(dtype)
         self._out_dtype = self._dtype if out_dtype is None else name_of(out_dtype)
@@ -62,6 +65,9 @@ class Gemm:
         self._device, self._generation = device, generation
         self._tile = _shape("tile", tile, 3)
         self._cluster = _shape("cluster", cluster, 2)
+        if kernels is not None and (type(kernels) is not int or kernels < 1):
+            raise PlanError(f"kernels={kernels!r} must be a whole number of 1 or more")
+        self._count = kernels
         self._plans: dict[tuple[Device, int, int, int], Plan] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
@@ -75,13 +81,14 @@ class Gemm:
             "generation": self._generation,
             "tile": self._tile,
             "cluster": self._cluster,
+            "kernels": self._count,
         }
         if self._out_dtype != self._dtype:
             given = {"out_dtype": self._out_dtype, **given}
         return f"Gemm({self._dtype!r}{''.join(f', {key}={value!r}' for key, value in given.items() if value is not None)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        configuration = (self._dtype, self._out_dtype, self._device, self._generation, self._tile, self._cluster)
+        configuration = (self._dtype, self._out_dtype, self._device, self._generation, self._tile, self._cluster, self._count)
         return _restore, configuration
 
     @property
@@ -237,11 +244,12 @@ class Gemm:
         return c
 
     def _kernels(self, generation: Generation) -> tuple[KernelSpec, ...]:
-        return tuple(
+        kernels = tuple(
             spec
             for spec in families(self._dtype, self._out_dtype, generation)
             if self._tile in (None, spec.tile) and self._cluster in (None, spec.cluster)
         )
+        return kernels[: self._count]
 
     def _kernels_on(self, device: Device) -> tuple[KernelSpec, ...]:
         generation = self._generation or device.generation
@@ -290,8 +298,9 @@ def _restore(
     generation: Generation | None,
     tile: tuple[int, int, int] | None,
     cluster: tuple[int, int] | None,
+    kernels: int | None,
 ) -> Gemm:
-    return Gemm(dtype, out_dtype=out_dtype, device=device, generation=generation, tile=tile, cluster=cluster)
+    return Gemm(dtype, out_dtype=out_dtype, device=device, generation=generation, tile=tile, cluster=cluster, kernels=kernels)
 
 
 def _check_workspace(kernel: Kernel, problem: ProblemStruct, plan: Plan) -> None:

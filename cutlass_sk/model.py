@@ -128,8 +128,7 @@ class Profile:
         tile_m, tile_n, self.tile_k = spec.tile
         self.spec, self.constants = spec, constants
         span = tile_m * spec.cluster[0], tile_n * spec.cluster[1]
-        # A kernel with a column-major c computes c^T.
-        self.span_m, self.span_n = span if spec.layout_c == "t" else span[::-1]
+        self.span_m, self.span_n = span[::-1] if spec.swapped else span
         self.slots = max(1, sms // spec.cluster_size)
         self.cluster_slots = cluster_slots(sms) if spec.cluster_fixup else ()
         self.tree_fixup = spec.persistent

@@ -129,7 +129,7 @@ class Plan:
     @property
     def swapped(self) -> bool:
         """Whether the kernel computes c^T = b^T a^T; tiles, rasters and schedule are in its frame, n x m."""
-        return self.kernel.layout_c == "n"
+        return self.kernel.swapped
 
     @property
     def tiles(self) -> int:

@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 class Work(NamedTuple):
     """A problem cut up for one kernel and grid. Work tiles are the tiles of one cluster; slots run one of them at a time.
 
-    work_tiles_m, work_tiles_n   in the kernel's frame: a kernel with a column-major c computes c^T, n x m
+    work_tiles_m, work_tiles_n   in the kernel's frame: a swapped one computes c^T, n x m
     """
 
     m: int
@@ -92,7 +92,7 @@ def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Op
         raise PlanError(f"k={k} is too long for {spec.name}; split the problem")
     chain = promotion(m, n, k, plain, options)
     chosen = profile(spec, device, sms, chain) if chain else plain
-    across = (tiles_m, tiles_n) if spec.layout_c == "t" else (tiles_n, tiles_m)
+    across = (tiles_n, tiles_m) if spec.swapped else (tiles_m, tiles_n)
     return Work(m, n, k, chosen, device, sms, *across, iters)
 
 

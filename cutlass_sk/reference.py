@@ -22,6 +22,8 @@ def execute(plan: Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha
     Workers take turns, one segment each. Raises :class:`PlanError` if they all wait, or if a partial sum is lost or left over.
     """
     _check(plan, a, b, c)
+    if plan.swapped:
+        a, b, c = b.t(), a.t(), c.t()
     execution = _Execution(plan, a, b, c, alpha, beta)
     queues: list[deque[Segment | Reduction]] = [deque(segments) for segments in schedule(plan)]
     queues += [deque([reduction]) for reduction in reductions(plan)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from .spec import Generation, KernelSpec, Layout
+from .spec import Generation, KernelSpec, Layout, Schedule
 
 GENERATIONS: tuple[Generation, ...] = ("sm90a", "sm80")
 LAYOUTS: tuple[tuple[Layout, Layout], ...] = (("t", "t"), ("t", "n"), ("n", "t"), ("n", "n"))
@@ -51,6 +51,44 @@ def _fp64(generation: Generation) -> tuple[KernelSpec, ...]:
         return (KernelSpec("sm80", "2x", "float64", "float64", (64, 64, 16), instruction=(8, 8, 4), warps=(2, 2), stages=4),)
     # 16x8x4 of the three Hopper instructions: see results/NOTES.md. 16x8x8 and 16x8x16 give wrong products with these headers.
     return (KernelSpec("sm90a", "2x", "float64", "float64", (64, 64, 16), instruction=(16, 8, 4), warps=(2, 2), stages=4),)
+
+
+FP64_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int, int], ...] = (
+    ((64, 64, 16), (1, 1), "single", 6, 2),
+    ((128, 128, 16), (1, 1), "cooperative", 6, 1),
+    ((128, 64, 16), (1, 1), "single", 4, 2),
+    ((64, 128, 16), (1, 1), "single", 4, 2),
+    ((128, 128, 16), (2, 1), "cooperative", 6, 1),
+    ((64, 64, 16), (2, 1), "single", 6, 2),
+    ((64, 32, 16), (1, 1), "single", 8, 2),
+    ((32, 64, 16), (1, 1), "single", 8, 2),
+    ((32, 32, 16), (1, 1), "single", 12, 2),
+    ((64, 64, 32), (1, 1), "single", 3, 2),
+    ((64, 64, 16), (1, 1), "pingpong", 12, 1),
+    ((128, 64, 16), (1, 1), "pingpong", 8, 1),
+    ((128, 128, 32), (1, 1), "cooperative", 3, 1),
+)
+"""Tile, cluster, schedule, stages and CTAs an SM of what ``fp64_candidates`` gives."""
+
+
+def fp64_candidates(instruction_k: int = 4) -> tuple[KernelSpec, ...]:
+    """fp64 kernels of our own main loop, to choose from by measurement; they are in no family yet."""
+    return tuple(
+        KernelSpec(
+            "sm90a",
+            "3x",
+            "float64",
+            "float64",
+            tile,
+            cluster,
+            instruction=(16, 8, instruction_k),
+            stages=stages,
+            schedule=schedule,
+            ctas_per_sm=ctas_per_sm,
+        )
+        for tile, cluster, schedule, stages, ctas_per_sm in FP64_TILES
+        if tile[2] % (2 * instruction_k) == 0
+    )
 
 
 def kernels() -> Iterator[KernelSpec]:

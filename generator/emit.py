@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .spec import ELEMENT_BYTES, KernelSpec
+from .spec import ELEMENT_BYTES, KernelSpec, Layout
 
 if TYPE_CHECKING:
     from cutlass_library.gemm_operation import GemmOperation
 
 STOCK_KERNEL, KERNEL = "cutlass::gemm::kernel::GemmUniversal<", "cutlass_sk::StreamKGemm<"
 STOCK_SCHEDULER = "cutlass::gemm::StreamKScheduler"
+
+FP64_INCLUDES = ("cutlass/cutlass.h", "cutlass_sk/fp64_epilogue.hpp", "cutlass_sk/fp64_mainloop.hpp")
+FP64_KERNEL = """\
+using mainloop = cutlass_sk::Fp64Mainloop<
+    cute::Shape<{tile}>, cute::Shape<{cluster}>,
+    {stages}, {warps}, {instruction_k}, cutlass::layout::{layout_a}, cutlass::layout::{layout_b}>;
+using epilogue = cutlass_sk::Fp64Epilogue<mainloop, cutlass::layout::{layout_c}>;
+struct gemm : public cutlass_sk::StreamKGemm<
+    cute::Shape<int, int, int, int>, mainloop, epilogue, cutlass_sk::KernelPolicy<{concurrent_tiles}, {ctas_per_sm}>> {{ }};"""
 
 TEMPLATE = """\
 // {name}
@@ -33,17 +42,7 @@ CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 def emit(spec: KernelSpec) -> str:
     """The translation unit of ``spec``: includes, the CUTLASS kernel type, and the exported C ABI around it."""
     _check(spec)
-    operation = _operation_3x(spec) if spec.api == "3x" else _operation_2x(spec)
-    emitter = _emitter(spec)
-    kernel = emitter.emit(operation)
-    if spec.api == "3x":
-        kernel = _replaced(kernel, STOCK_KERNEL, KERNEL)
-        concurrent_tiles = 2 if spec.schedule == "pingpong" else 1
-        kernel = _replaced(kernel, STOCK_SCHEDULER, f"cutlass_sk::KernelPolicy<{concurrent_tiles}, {spec.ctas_per_sm}>")
-        mainloop = f"{operation.procedural_name()}_mainloop"
-        kernel = _replaced(kernel, f"{mainloop},\n", f"cutlass_sk::Mainloop<{mainloop}, {str(spec.promotable).lower()}>,\n")
-    unwanted = ("adapter", "device/", "kernel/gemm_universal.hpp")  # the stock kernel layers, and what launches them
-    includes = [header for header in emitter.includes if not any(part in header for part in unwanted)]
+    includes, kernel, operation = _fp64_kernel(spec) if spec.api == "3x" and spec.dtype == "float64" else _stock_kernel(spec)
     return TEMPLATE.format(
         name=spec.name,
         includes="\n".join(f'#include "{header}"' for header in includes),
@@ -51,15 +50,74 @@ def emit(spec: KernelSpec) -> str:
         shim_class=f"Gemm{spec.api}",
         namespace=f"cutlass_sk_{spec.name}",
         kernel=kernel.strip(),
-        operation=operation.procedural_name(),
+        operation=operation,
         arguments=f", {str(spec.promotable).lower()}" if spec.api == "3x" else "",
     )
+
+
+def _stock_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
+    """Headers, text and type name of a kernel of CUTLASS's collectives, or of a whole kernel of CUTLASS 2.x."""
+    operation = _operation_3x(spec) if spec.api == "3x" else _operation_2x(spec)
+    emitter = _emitter(spec)
+    kernel = emitter.emit(operation)
+    if spec.api == "3x":
+        kernel = _replaced(kernel, STOCK_KERNEL, KERNEL)
+        kernel = _replaced(kernel, STOCK_SCHEDULER, f"cutlass_sk::KernelPolicy<{_concurrent_tiles(spec)}, {spec.ctas_per_sm}>")
+        mainloop = f"{operation.procedural_name()}_mainloop"
+        kernel = _replaced(kernel, f"{mainloop},\n", f"cutlass_sk::Mainloop<{mainloop}, {str(spec.promotable).lower()}>,\n")
+    unwanted = ("adapter", "device/", "kernel/gemm_universal.hpp")  # the stock kernel layers, and what launches them
+    includes = [header for header in emitter.includes if not any(part in header for part in unwanted)]
+    return includes, kernel, operation.procedural_name()
+
+
+def _fp64_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
+    """The same for a kernel of our fp64 collectives, which ``cutlass_library`` does not know."""
+    layout = {"t": "RowMajor", "n": "ColumnMajor"}
+    layout_a, layout_b, layout_c = _kernel_layouts(spec)
+    kernel = FP64_KERNEL.format(
+        tile=_shape(spec.tile),
+        cluster=_shape((*spec.cluster, 1)),
+        stages=spec.stages,
+        warps=4 * spec.tile_warpgroups,
+        instruction_k=spec.instruction[2],
+        layout_a=layout[layout_a],
+        layout_b=layout[layout_b],
+        layout_c=layout[layout_c],
+        concurrent_tiles=_concurrent_tiles(spec),
+        ctas_per_sm=spec.ctas_per_sm,
+    )
+    return list(FP64_INCLUDES), kernel, "gemm"
+
+
+def _kernel_layouts(spec: KernelSpec) -> tuple[Layout, Layout, Layout]:
+    """Layouts of a, b and c as the 3.x kernel sees them: swapped, its a is b^T, its b is a^T, and its c is c^T."""
+    if not spec.swapped:
+        return spec.layout_a, spec.layout_b, "t"
+    transposed: dict[Layout, Layout] = {"t": "n", "n": "t"}
+    return transposed[spec.layout_b], transposed[spec.layout_a], "n"
+
+
+def _shape(extents: tuple[int, ...]) -> str:
+    return ", ".join(f"cute::Int<{extent}>" for extent in extents)
+
+
+def _concurrent_tiles(spec: KernelSpec) -> int:
+    return 2 if spec.schedule == "pingpong" else 1
 
 
 def _check(spec: KernelSpec) -> None:
     """Raises ValueError for a tile that no kernel can have, before nvcc says so at length."""
     tile_m, tile_n, tile_k = spec.tile
-    if spec.api == "3x":
+    if spec.api == "3x" and spec.dtype == "float64":
+        steps, block = 4 * spec.tile_warpgroups, max(16, 2 * spec.instruction[2])
+        if tile_m % 16 or tile_n % 16 or tile_m * tile_n % (256 * steps) or tile_k % block or min(spec.tile) < 1 or spec.stages < 2:
+            raise ValueError(
+                f"{spec.name}: {spec.schedule} needs tile_m and tile_n in steps of 16 and {steps} blocks of 16 x 16 in a tile, "
+                f"tile_k in steps of {block}, and two stages or more"
+            )
+        if spec.instruction not in ((16, 8, 4), (16, 8, 8), (16, 8, 16)):
+            raise ValueError(f"{spec.name}: Hopper's fp64 instructions are 16x8x4, 16x8x8 and 16x8x16")
+    elif spec.api == "3x":
         step = 64 * spec.tile_warpgroups
         if tile_m % step or tile_n % 8 or tile_n > 256 or tile_k % 16 or min(spec.tile) < 1:
             raise ValueError(f"{spec.name}: {spec.schedule} needs tile_m in steps of {step}, tile_n of 8 up to 256, tile_k of 16")
@@ -112,14 +170,15 @@ def _operation_3x(spec: KernelSpec) -> GemmOperation:
     element, out = _data_type(spec.dtype), _data_type(spec.out_dtype)
     alignment, alignment_c = 16 // ELEMENT_BYTES[spec.dtype], 16 // ELEMENT_BYTES[spec.out_dtype]
     math = _math(spec, (64, spec.tile[1], 16))
-    output = TensorDescription(out, layout[spec.layout_c], alignment_c)
+    layout_a, layout_b, layout_c = _kernel_layouts(spec)
+    output = TensorDescription(out, layout[layout_c], alignment_c)
     cooperative = spec.schedule == "cooperative"
     return GemmOperation(
         GemmKind.Universal3x,
         90,
         TileDescription(list(spec.tile), spec.stages, [4, 1, 1], math, 90, 90, [*spec.cluster, 1]),
-        TensorDescription(element, layout[spec.layout_a], alignment),
-        TensorDescription(element, layout[spec.layout_b], alignment),
+        TensorDescription(element, layout[layout_a], alignment),
+        TensorDescription(element, layout[layout_b], alignment),
         output,
         _data_type(spec.accumulator),
         EpilogueFunctor.LinearCombination,

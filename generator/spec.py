@@ -20,22 +20,22 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "
 class KernelSpec:
     """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n].
 
-    generation   ``sm90a``: Hopper (CUTLASS 3.x: TMA and wgmma; fp64: 2.x). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
-    api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on.
+    generation   ``sm90a``: Hopper (``3x``: TMA and wgmma, with fp64 mma.sync). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
+    api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on. fp64 has both on Hopper: ``3x`` needs aligned a and b.
     dtype        element type of a and b: ``float16``, ``bfloat16`` or ``float64``.
     out_dtype    element type of c. Sums are float32 (float64 for float64).
     tile         (tile_m, tile_n, tile_k) in elements
     cluster      (cluster_m, cluster_n) in CTAs; (1, 1) for 2.x.
-    instruction  (m, n, k) of the tensor-core instruction; for 3.x the wgmma's n follows tile_n.
+    instruction  (m, n, k) of the tensor-core instruction; for wgmma n follows tile_n.
     schedule     how consumer warpgroups share work (3.x): ``cooperative``: two share a tile; ``single``: there is one;
                  ``pingpong``: two, each with a tile of its own, take turns at the main loop and at the epilogue.
     ctas_per_sm  how many CTAs fit on an SM (3.x): with two, the next launch has its prologue behind it when this one ends.
     warps        (m, n) warps that share the tile (2.x only).
-    stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (3.x only).
+    stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (wgmma only).
     promotable   whether a launch may limit how many products are added up in the tensor core before an ordinary float32 addition
-                 takes over their sum (3.x); see include/cutlass_sk/promoted_mainloop.hpp
-    layout_a/b/c ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library). Column-major c is for
-                 3.x kernels, which compute c^T = b^T a^T with it where their tile fits better so.
+                 takes over their sum (3.x); see include/cutlass_sk/mainloop.hpp
+    swapped      whether the kernel computes c^T = b^T a^T (3.x); tile and cluster are those of c^T. Operands are the same.
+    layout_a/b   ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library); c is row-major.
     """
 
     generation: Generation
@@ -50,9 +50,9 @@ class KernelSpec:
     promotable: bool = False
     layout_a: Layout = "t"
     layout_b: Layout = "t"
-    layout_c: Layout = "t"
     schedule: Schedule = "cooperative"
     ctas_per_sm: int = 1
+    swapped: bool = False
 
     @property
     def name(self) -> str:
@@ -61,14 +61,15 @@ class KernelSpec:
         if self.api == "3x":
             shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}"
             shape += f"_{self.schedule}" if self.schedule != "cooperative" else ""
+            shape += f"_i{''.join(map(str, self.instruction))}" if self.dtype == "float64" else ""
             shape += f"_s{self.stages}" if self.stages else ""
             shape += f"_o{self.ctas_per_sm}" if self.ctas_per_sm > 1 else ""
             shape += "_p" if self.promotable else ""
+            shape += "_swapped" if self.swapped else ""
         else:
             instruction = "".join(map(str, self.instruction))
             shape = f"{tile}_w{self.warps[0]}x{self.warps[1]}_i{instruction}_s{self.stages}"
-        layouts = self.layout_a + self.layout_b + ("n" if self.layout_c == "n" else "")
-        return f"{self.generation}_{SHORT_NAME[self.dtype]}_{SHORT_NAME[self.out_dtype]}_{shape}_{layouts}"
+        return f"{self.generation}_{SHORT_NAME[self.dtype]}_{SHORT_NAME[self.out_dtype]}_{shape}_{self.layout_a}{self.layout_b}"
 
     def __str__(self) -> str:
         return self.name
@@ -76,8 +77,7 @@ class KernelSpec:
     @property
     def family(self) -> str:
         """The name without the layouts of a and b, which do not matter to a plan."""
-        name = self.name
-        return name[: name.rindex("_")] + ("_n" if self.layout_c == "n" else "")
+        return self.name.rpartition("_")[0]
 
     @property
     def accumulator(self) -> str:
@@ -86,8 +86,8 @@ class KernelSpec:
 
     @property
     def alignment(self) -> int:
-        """Elements of a and b that pointers and leading dimensions must be multiples of (16 bytes; 1 element for fp64)."""
-        return 1 if self.dtype == "float64" else 16 // ELEMENT_BYTES[self.dtype]
+        """Elements of a and b that pointers and leading dimensions must be multiples of (16 bytes; 1 element for fp64 2.x)."""
+        return 1 if self.dtype == "float64" and self.api == "2x" else 16 // ELEMENT_BYTES[self.dtype]
 
     @property
     def alignment_c(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from cutlass_sk.generator.spec import KernelSpec
-from cutlass_sk.plan import RASTER_ORDERS, Decomposition, Plan, RasterOrder
+from cutlass_sk.plan import RASTER_ORDERS, Decomposition, Fixup, Plan, RasterOrder
 from cutlass_sk.schedule import count_peers
 
 HOPPER = KernelSpec("sm90a", "3x", "float16", "float32", (4, 4, 2))
+SWAPPED = KernelSpec("sm90a", "3x", "float16", "float32", (4, 8, 2), (2, 1), swapped=True)
 AMPERE = KernelSpec("sm80", "2x", "float16", "float32", (32, 4, 2), warps=(2, 1))
 """Two fragments of 8 rows in each of two warps."""
 
@@ -33,13 +34,15 @@ def make(
     sk_units: int | None = None,
     splits: int = 1,
     separate_reduction: bool = False,
+    in_clusters: bool = False,
     raster_order: RasterOrder = "along_m",
     raster_swizzle: int = 1,
 ) -> Plan:
     """``sk_tiles`` counts tiles (all, unless said otherwise); ``workers`` counts clusters and matters to 3.x kernels only."""
     tile_m, tile_n, tile_k = spec.tile
-    work_tiles_m = ceil_div(m, tile_m * spec.cluster[0])
-    work_tiles_n = ceil_div(n, tile_n * spec.cluster[1])
+    rows, columns = (n, m) if spec.swapped else (m, n)
+    work_tiles_m = ceil_div(rows, tile_m * spec.cluster[0])
+    work_tiles_n = ceil_div(columns, tile_n * spec.cluster[1])
     tiles = work_tiles_m * work_tiles_n * spec.cluster_size
     if decomposition == "data_parallel":
         sk_tiles, sk_units = 0, 0
@@ -53,6 +56,8 @@ def make(
     reduction_ctas = sk_tiles * spec.accumulator_fragments if separate_reduction else 0
     grid = workers * spec.cluster_size if spec.persistent else sk_units + dp_tiles + reduction_ctas
     iters_per_tile = ceil_div(k, tile_k)
+    fixup: Fixup = "cluster" if in_clusters else "tree" if spec.persistent else "separate" if separate_reduction else "serial"
+    slots = 0 if in_clusters else sk_units * spec.cluster_size
     return Plan(
         m=m,
         n=n,
@@ -70,11 +75,12 @@ def make(
         sk_units=sk_units,
         splits=splits,
         peers=count_peers(sk_tiles // spec.cluster_size, iters_per_tile, sk_units, splits),
+        fixup=fixup if sk_units else "none",
         waves=tiles / grid,
         efficiency=1.0,
         data_parallel_efficiency=tiles / (ceil_div(tiles, grid) * grid),
-        partials_bytes=sk_units * spec.cluster_size * spec.partial_bytes * (2 if separate_reduction else 1),
-        barrier_bytes=4 * sk_units * spec.cluster_size,
+        partials_bytes=slots * spec.partial_bytes * (2 if separate_reduction else 1),
+        barrier_bytes=4 * slots,
         reduction_mode="deterministic",
         reduction_ctas=reduction_ctas,
         raster_order=raster_order,
@@ -90,8 +96,10 @@ def any_plan(draw: st.DrawFn, max_tiles: int = 7, max_iters: int = 9) -> Plan:
 
     Separate reductions come with at least one unit a tile, as in CUTLASS: a unit has only two slots then.
     """
-    spec = draw(st.sampled_from([HOPPER, cluster_spec(2, 1), cluster_spec(1, 2), cluster_spec(2, 2), AMPERE]))
+    spec = draw(st.sampled_from([HOPPER, SWAPPED, cluster_spec(2, 1), cluster_spec(1, 2), cluster_spec(2, 2), AMPERE]))
     size_m, size_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
+    if spec.swapped:
+        size_m, size_n = size_n, size_m
     m, n = draw(st.integers(1, max_tiles * size_m)), draw(st.integers(1, max_tiles * size_n))
     k = draw(st.integers(1, max_iters * spec.tile[2]))
     work_tiles, iters = ceil_div(m, size_m) * ceil_div(n, size_n), ceil_div(k, spec.tile[2])
@@ -111,6 +119,7 @@ def any_plan(draw: st.DrawFn, max_tiles: int = 7, max_iters: int = 9) -> Plan:
         sk_units=units,
         splits=splits,
         separate_reduction=not spec.persistent and enough_units and draw(st.booleans()),
+        in_clusters=spec is HOPPER and decomposition == "split_k" and draw(st.booleans()),
         raster_order=draw(st.sampled_from(RASTER_ORDERS)),
         raster_swizzle=draw(st.integers(1, max_tiles + 1)),
     )

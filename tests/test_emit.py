@@ -15,7 +15,7 @@ import pytest
 
 import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
-from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, fp64_candidates
 from cutlass_sk.generator.emit import emit
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec
 
@@ -99,13 +99,13 @@ def test_every_field_of_a_spec_is_in_its_name() -> None:
         "promotable": True,
         "layout_a": "n",
         "layout_b": "n",
-        "layout_c": "n",
+        "swapped": True,
         "schedule": "single",
         "ctas_per_sm": 2,
     }
     hopper, double = find("sm90a_f16_f16_128x128x64_2x1_tt"), find("sm90a_f64_f64_64x64x16_w2x2_i1684_s4_tt")
     assert {field.name for field in fields(KernelSpec)} == {"api", *others}
-    only_3x, only_2x = {"cluster", "promotable", "layout_c", "schedule", "ctas_per_sm"}, {"instruction", "warps"}
+    only_3x, only_2x = {"cluster", "promotable", "swapped", "schedule", "ctas_per_sm"}, {"instruction", "warps"}
     for name, value in others.items():
         for spec, foreign in ((hopper, only_2x), (double, only_3x)):
             if name not in foreign:
@@ -206,3 +206,21 @@ def test_an_unknown_name_is_answered_with_near_ones(command: str) -> None:
 def test_wrong_usage_is_explained(arguments: tuple[str, ...]) -> None:
     done = generator(*arguments)
     assert done.returncode == 2 and done.stderr.startswith("usage: python -m cutlass_sk.generator") and done.stdout == ""
+
+
+def test_fp64_candidates_are_kernels_of_our_own_collectives() -> None:
+    candidates = [spec for instruction_k in (4, 8, 16) for spec in fp64_candidates(instruction_k)]
+    assert len({spec.name for spec in candidates}) == len(candidates)
+    for spec in candidates:
+        text = emit(spec)
+        assert text == emit(spec) and f"namespace cutlass_sk_{spec.name} {{" in text
+        assert "cutlass_sk::Fp64Mainloop<" in text and "cutlass_sk::Fp64Epilogue<" in text and "Gemm3x<" in text
+        assert (spec.alignment, spec.alignment_c) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"tile": (64, 40, 16)}, {"tile": (16, 16, 16)}, {"tile": (64, 64, 8)}, {"stages": 1}, {"instruction": (8, 8, 4)}]
+)
+def test_fp64_kernels_that_cannot_be_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="sm90a_f64_f64"):
+        emit(replace(fp64_candidates()[0], **changed))  # type: ignore[arg-type]

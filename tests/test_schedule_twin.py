@@ -39,7 +39,7 @@ extern "C" int valid(int64_t const* v) { return Schedule::valid(v[0], v[1], v[2]
 
 // Writes up to `capacity` segments of `worker`, 44 numbers each; returns how many there are, capacity + 1 if more.
 extern "C" int walk(int32_t const* c, int along_n, int32_t worker, int32_t* out, int capacity) {
-  Schedule const schedule(c[0], c[1], c[2], c[3], c[4], c[5], c[6], along_n != 0, c[7]);
+  Schedule const schedule(c[0], c[1], c[2], c[3], c[4], c[5], c[6], along_n != 0, c[7], c[8] != 0);
   int count = 0;
   for (cutlass_sk::Segment s = schedule.begin(worker); s.is_valid(); s = schedule.next(s)) {
     if (count++ == capacity) break;
@@ -68,6 +68,7 @@ class Counts(NamedTuple):
     sk_units: int
     splits: int
     raster_swizzle: int
+    in_clusters: bool = False
 
 
 class DeviceSegment(NamedTuple):
@@ -93,14 +94,14 @@ class DeviceSchedule:
         self._library = ctypes.CDLL(str(library))
 
     def valid(self, counts: Sequence[int]) -> bool:
-        return bool(self._library.valid((ctypes.c_int64 * 8)(*counts)))
+        return bool(self._library.valid((ctypes.c_int64 * 8)(*counts[:8])))
 
     def walk(self, counts: Counts, along_n: bool, worker: int, capacity: int) -> list[DeviceSegment]:
         """Up to ``capacity`` segments of one worker."""
         assert self.valid(counts)
         numbers = 12 + 32
         out = (ctypes.c_int32 * (numbers * capacity))()
-        count = min(self._library.walk((ctypes.c_int32 * 8)(*counts), along_n, worker, out, capacity), capacity)
+        count = min(self._library.walk((ctypes.c_int32 * 9)(*counts), along_n, worker, out, capacity), capacity)
         rows = [out[numbers * i : numbers * (i + 1)] for i in range(count)]
         return [DeviceSegment(*row[:12], children=tuple(child for child in row[12:] if child >= 0)) for row in rows]
 
@@ -128,6 +129,7 @@ def counts_of(plan: Plan) -> Counts:
         plan.sk_units,
         plan.splits,
         plan.raster_swizzle,
+        plan.fixup == "cluster",
     )
 
 
@@ -153,6 +155,7 @@ def legal_plans(draw: st.DrawFn) -> Plan:
         sk_tiles=shared * spec.cluster_size,
         sk_units=units,
         splits=splits,
+        in_clusters=splits > 1 and spec.cluster_size == 1 and draw(st.booleans()),
         raster_order=draw(st.sampled_from(RASTER_ORDERS)),
         raster_swizzle=draw(st.integers(1, 12)),
     )

@@ -35,7 +35,7 @@ struct CutlassSkDescription {
   char name[160];
 };
 
-/// c[m, n] = a[m, k] @ b[k, n]; leading dimensions in elements. Each kernel has its layouts of a, b and c.
+/// c[m, n] = a[m, k] @ b[k, n]; leading dimensions in elements, row-major c; each kernel has its layouts of a and b.
 struct CutlassSkProblem {
   int64_t m, n, k;
   int64_t lda, ldb, ldc;

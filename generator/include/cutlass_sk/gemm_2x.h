@@ -86,8 +86,7 @@ struct Gemm2x {
         (plan.reduction_ctas == 0 ||
          (plan.sk_units > 2 * int64_t(plan.sk_tiles) && plan.reduction_ctas == int64_t(plan.sk_tiles) * kFragments)) &&
         int64_t(plan.grid) == int64_t(plan.sk_units) + plan.dp_tiles + plan.reduction_ctas &&
-        (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0 &&
-        plan.in_clusters == 0;
+        (plan.raster_along_n != 0) == along_n && plan.raster_swizzle == 1 && plan.promotion_iters == 0 && plan.in_clusters == 0;
     if (!fits) {
       return fail(result, CUTLASS_SK_BAD_PLAN,
                   "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <type_traits>
 
 #include "cutlass/device_kernel.h"
 #include "cutlass_sk/mainloop.hpp"
@@ -10,6 +11,12 @@
 #include "cutlass_sk/stream_k_gemm.hpp"
 
 namespace cutlass_sk {
+
+/// Whether an epilogue is CUTLASS's, which reads and writes c by TMA. Ours says itself how c must be aligned.
+template <class Epilogue, class = void>
+constexpr bool kTmaEpilogue = false;
+template <class Epilogue>
+constexpr bool kTmaEpilogue<Epilogue, std::void_t<typename Epilogue::FusionCallbacks>> = true;
 
 /// `promotable`: whether the kernel's main loop takes a limit on chains of sums.
 template <class Kernel, bool promotable>
@@ -24,15 +31,27 @@ struct Gemm3x {
   static constexpr int kTileK = cute::size<2>(typename Kernel::TileShape{});
   static constexpr int kClusterM = Scheduler::kClusterM, kClusterN = Scheduler::kClusterN, kClusterSize = Scheduler::kClusterSize;
   static constexpr int kTmaBytes = 16;
+  static constexpr int kBytesC = [] {
+    if constexpr (kTmaEpilogue<Epilogue>) {
+      return kTmaBytes;
+    } else {
+      return Epilogue::kAlignmentBytes;
+    }
+  }();
+  static constexpr int64_t kPartialBytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(typename Kernel::ElementAccumulator));
   using Params = typename Kernel::Params;
   static constexpr bool kClustered = true;
   static constexpr int kThreads = int(Kernel::MaxThreadsPerBlock), kSharedMemoryBytes = Kernel::SharedStorageSize;
-  static constexpr OperandRules kRules{cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideA{}))>,
-                                       cute::is_static_v<decltype(cute::get<0>(typename Kernel::StrideB{}))>,
-                                       cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideC{}))>,
+  /// A kernel with a column-major c computes c^T = b^T a^T: its a is the caller's b^T, its b is the caller's a^T.
+  static constexpr bool kSwapped = !cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideC{}))>;
+  static constexpr bool kRowMajorA = cute::is_static_v<decltype(cute::get<1>(typename Kernel::StrideA{}))>;
+  static constexpr bool kRowMajorB = cute::is_static_v<decltype(cute::get<0>(typename Kernel::StrideB{}))>;
+  static constexpr OperandRules kRules{kSwapped ? !kRowMajorB : kRowMajorA,
+                                       kSwapped ? !kRowMajorA : kRowMajorB,
+                                       true,
                                        kTmaBytes / int(sizeof(ElementA)),
                                        kTmaBytes / int(sizeof(ElementA)),
-                                       kTmaBytes / int(sizeof(ElementC)),
+                                       kBytesC / int(sizeof(ElementC)),
                                        int(sizeof(ElementA)),
                                        int(sizeof(ElementC))};
 
@@ -46,7 +65,7 @@ struct Gemm3x {
     out->cluster_n = kClusterN;
     out->stages = Kernel::DispatchPolicy::Stages;
     out->cluster_fixup = Kernel::kClusterFixup;
-    out->partial_bytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(float));
+    out->partial_bytes = kPartialBytes;
   }
 
   static void query(CutlassSkProblem const&, CutlassSkPlan const& plan, CutlassSkQuery* out) {
@@ -54,7 +73,7 @@ struct Gemm3x {
     out->sk_tiles = plan.sk_tiles;
     out->sk_units = plan.sk_units;
     int64_t const slots = plan.in_clusters != 0 ? 0 : int64_t(plan.sk_units) * kClusterSize;
-    out->partials_bytes = slots * Scheduler::kTileElements * int64_t(sizeof(float));
+    out->partials_bytes = slots * kPartialBytes;
     out->barrier_bytes = slots * Kernel::kTileWarpGroups * int64_t(sizeof(uint32_t));
   }
 
@@ -63,7 +82,15 @@ struct Gemm3x {
     return Kernel::kClusterFixup && Kernel::Peers::takes(plan.splits) && plan.dp_tiles == 0 && plan.sk_units == plan.grid;
   }
 
-  static int32_t check_plan(CutlassSkProblem const& problem, CutlassSkPlan const& plan, CutlassSkResult* result) {
+  /// The problem and the operands as the kernel sees them.
+  static CutlassSkProblem framed(CutlassSkProblem const& p) {
+    return kSwapped ? CutlassSkProblem{p.n, p.m, p.k, p.ldb, p.lda, p.ldc} : p;
+  }
+  static void const* operand_a(CutlassSkAddresses const& x) { return kSwapped ? x.b : x.a; }
+  static void const* operand_b(CutlassSkAddresses const& x) { return kSwapped ? x.a : x.b; }
+
+  static int32_t check_plan(CutlassSkProblem const& given, CutlassSkPlan const& plan, CutlassSkResult* result) {
+    CutlassSkProblem const problem = framed(given);
     auto const covers = [](int64_t tiles, int64_t tile, int64_t cluster, int64_t size) {
       int64_t const span = tile * cluster;
       return tiles == (size + span - 1) / span * cluster;
@@ -92,17 +119,18 @@ struct Gemm3x {
   static dim3 grid(CutlassSkLaunch const& launch) { return dim3(unsigned(launch.plan.grid / kClusterN), unsigned(kClusterN), 1); }
 
   static int32_t make_params(CutlassSkLaunch const& launch, Params& params, CutlassSkResult* result) {
-    CutlassSkProblem const& problem = launch.problem;
+    CutlassSkProblem const problem = framed(launch.problem);
     CutlassSkPlan const& plan = launch.plan;
     CutlassSkAddresses const& addresses = launch.addresses;
     typename Kernel::Arguments arguments{};
     arguments.problem_shape = {int(problem.m), int(problem.n), int(problem.k), 1};
-    arguments.mainloop.ptr_A = static_cast<ElementA const*>(addresses.a);
+    arguments.mainloop.ptr_A = static_cast<ElementA const*>(operand_a(addresses));
     arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
-    arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(addresses.b);
+    arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(operand_b(addresses));
     arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
     if constexpr (promotable) arguments.mainloop.chain_iters = plan.promotion_iters;
-    arguments.epilogue.thread = factors(addresses);
+    arguments.epilogue.thread.alpha = decltype(arguments.epilogue.thread.alpha)(addresses.alpha);
+    arguments.epilogue.thread.beta = decltype(arguments.epilogue.thread.beta)(addresses.beta);
     arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(addresses.c);
     arguments.epilogue.dC = stride<typename Kernel::StrideC>(problem.ldc);
     arguments.epilogue.dD = stride<typename Kernel::StrideD>(problem.ldc);
@@ -120,18 +148,25 @@ struct Gemm3x {
     return CUTLASS_SK_OK;
   }
 
-  /// c's old values have a descriptor, too: it is fetched, whether beta is zero or not.
   static int32_t set_addresses(Params& params, CutlassSkAddresses const& addresses, CutlassSkResult* result) {
-    void* const operands[] = {const_cast<void*>(addresses.a), const_cast<void*>(addresses.b), addresses.c, addresses.c};
+    void* const operands[] = {const_cast<void*>(operand_a(addresses)), const_cast<void*>(operand_b(addresses)), addresses.c,
+                              addresses.c};
     auto const replace = replace_address();
     auto const descriptors = maps(params);
-    for (int i = 0; i < 4; ++i) {
+    for (size_t i = 0; i < descriptors.size(); ++i) {
       if (CUresult const error = replace(descriptors[i], operands[i])) {
         result->cuda_error = int32_t(error);
         return fail(result, CUTLASS_SK_CUDA_ERROR, "cuTensorMapReplaceAddress: %d", int(error));
       }
     }
-    params.epilogue.thread = Epilogue::FusionCallbacks::to_underlying_arguments(params.problem_shape, factors(addresses), nullptr);
+    if constexpr (kTmaEpilogue<Epilogue>) {
+      typename Epilogue::FusionCallbacks::Arguments factors{};
+      factors.alpha = decltype(factors.alpha)(addresses.alpha);
+      factors.beta = decltype(factors.beta)(addresses.beta);
+      params.epilogue.thread = Epilogue::FusionCallbacks::to_underlying_arguments(params.problem_shape, factors, nullptr);
+    } else {
+      params.epilogue.set(addresses.alpha, addresses.beta, static_cast<ElementC*>(addresses.c));
+    }
     params.scheduler.partials = addresses.partials;
     params.scheduler.barriers = static_cast<uint32_t*>(addresses.barriers);
     return CUTLASS_SK_OK;
@@ -156,17 +191,15 @@ struct Gemm3x {
     return stride;
   }
 
-  static auto factors(CutlassSkAddresses const& addresses) {
-    typename Epilogue::FusionCallbacks::Arguments arguments{};
-    arguments.alpha = decltype(arguments.alpha)(addresses.alpha);
-    arguments.beta = decltype(arguments.beta)(addresses.beta);
-    return arguments;
-  }
-
-  /// The TMA descriptors of a, b, c as it was, and c.
-  static std::array<CUtensorMap*, 4> maps(Params& params) {
-    return {&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_, &params.epilogue.tma_load_c.tma_desc_,
-            &params.epilogue.tma_store_d.tma_desc_};
+  /// The TMA descriptors of a, b, and where c has them: of c as it was, fetched whether beta is zero or not, and of c.
+  static auto maps(Params& params) {
+    CUtensorMap* const a = &params.mainloop.tma_load_a.tma_desc_;
+    CUtensorMap* const b = &params.mainloop.tma_load_b.tma_desc_;
+    if constexpr (kTmaEpilogue<Epilogue>) {
+      return std::array<CUtensorMap*, 4>{a, b, &params.epilogue.tma_load_c.tma_desc_, &params.epilogue.tma_store_d.tma_desc_};
+    } else {
+      return std::array<CUtensorMap*, 2>{a, b};
+    }
   }
 
   using ReplaceAddress = CUresult (*)(CUtensorMap*, void*);

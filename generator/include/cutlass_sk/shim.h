@@ -164,7 +164,8 @@ int32_t prepare(CutlassSkLaunch const* launch, void* memory, int64_t bytes, Cutl
       return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
     }
   }
-  Known* const known = new (memory) Known{Shim::function(), launch->device, workspace, Shim::grid(*launch), Shim::cluster(*launch), {}};
+  Known* const known =
+      new (memory) Known{Shim::function(), launch->device, workspace, Shim::grid(*launch), Shim::cluster(*launch), {}};
   return Shim::make_params(*launch, known->params, result);
 }
 

@@ -22,6 +22,21 @@ struct KernelPolicy {
   static constexpr int kCtasPerSm = ctas_per_sm;
 };
 
+/// Whether an epilogue can be called for a part of a tile; CUTLASS's TMA epilogue can.
+template <class Epilogue, class = void>
+constexpr bool has_subtiles = false;
+template <class Epilogue>
+constexpr bool has_subtiles<Epilogue, cute::void_t<typename Epilogue::EpilogueTile>> = true;
+
+template <class Epilogue, class TileShape, int mode>
+constexpr int epilogue_extent() {
+  if constexpr (has_subtiles<Epilogue>) {
+    return int(cute::size<mode>(typename Epilogue::EpilogueTile{}));
+  } else {
+    return int(cute::size<mode>(TileShape{}));
+  }
+}
+
 template <class ProblemShape_, class CollectiveMainloop_, class CollectiveEpilogue_, class Policy>
 class StreamKGemm {
  public:
@@ -36,6 +51,7 @@ class StreamKGemm {
   using StrideA = typename CollectiveMainloop::StrideA;
   using ElementB = typename CollectiveMainloop::ElementB;
   using StrideB = typename CollectiveMainloop::StrideB;
+  using ElementAccumulator = typename TiledMma::ValTypeC;
   using ElementC = typename CollectiveEpilogue::ElementC;
   using StrideC = typename CollectiveEpilogue::StrideC;
   using StrideD = typename CollectiveEpilogue::StrideD;
@@ -55,7 +71,8 @@ class StreamKGemm {
   static constexpr int kRegisterFile = 65536, kMaxRegisters = 240;
   static constexpr int kLaunchRegisters = kRegisterFile / int(MaxThreadsPerBlock * MinBlocksPerMultiprocessor) / 8 * 8;
   static constexpr bool kDealsRegisters = kLaunchRegisters < 255;
-  static constexpr int kAccumulatorRegisters = int(cute::size<0>(TileShape{}) * cute::size<1>(TileShape{})) / kTileThreads;
+  static constexpr int kAccumulatorRegisters =
+      int(cute::size<0>(TileShape{}) * cute::size<1>(TileShape{})) / kTileThreads * int(sizeof(ElementAccumulator)) / 4;
   static constexpr int kProducerRegisters = kAccumulatorRegisters >= 208 ? 24 : 40;
   static constexpr int kShare = (kLaunchRegisters * (1 + kConsumerWarpGroups) - kProducerRegisters) / kConsumerWarpGroups / 8 * 8;
   static constexpr int kConsumerRegisters = kShare < kMaxRegisters ? kShare : kMaxRegisters;
@@ -64,11 +81,12 @@ class StreamKGemm {
   using LoadPipeline = typename CollectiveEpilogue::LoadPipeline;
   using StorePipeline = typename CollectiveEpilogue::StorePipeline;
   /// A tile may be split among the CTAs of a cluster where the kernel itself needs none and its epilogue goes by columns alone.
-  using EpilogueTile = typename CollectiveEpilogue::EpilogueTile;
-  static constexpr int kEpilogueM = int(cute::size<0>(EpilogueTile{})), kEpilogueN = int(cute::size<1>(EpilogueTile{}));
+  static constexpr bool kSubtiled = has_subtiles<CollectiveEpilogue>;
+  static constexpr int kEpilogueM = epilogue_extent<CollectiveEpilogue, TileShape, 0>();
+  static constexpr int kEpilogueN = epilogue_extent<CollectiveEpilogue, TileShape, 1>();
   static constexpr int kSubtiles = int(cute::size<1>(TileShape{})) / kEpilogueN;
   using Peers = ClusterFixup<kTileWarpGroups, kSubtiles, kEpilogueM * kEpilogueN / kTileThreads>;
-  static constexpr bool kClusterFixup = cute::size(ClusterShape{}) == 1 && kEpilogueM == 64 * kTileWarpGroups &&
+  static constexpr bool kClusterFixup = kSubtiled && cute::size(ClusterShape{}) == 1 && kEpilogueM == 64 * kTileWarpGroups &&
                                         int(cute::size<0>(TileShape{})) == kEpilogueM &&
                                         Peers::kBytes <= int(sizeof(typename CollectiveMainloop::TensorStorage));
 
@@ -231,9 +249,14 @@ class StreamKGemm {
     cutlass::arch::wait_on_dependent_grids();
     for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
       if (!scheduler.finishes(work)) continue;
-      for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) {
+      if constexpr (kSubtiled) {
+        for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) {
+          state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
+                                storage.tensors.epilogue, subtile.index);
+        }
+      } else {
         state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
-                              storage.tensors.epilogue, subtile.index);
+                              storage.tensors.epilogue);
       }
     }
     epilogue.load_tail(pipeline, state);
@@ -273,22 +296,30 @@ class StreamKGemm {
       mainloop.mma_tail(mainloop_pipeline, mainloop_state, work.k_tiles());
       mainloop_state.advance(work.k_tiles());
 
-      if (kClusterFixup && scheduler.cluster_peers() > 1) {
-        Peers const peers(storage.pipelines.peers, &storage.tensors.mainloop, scheduler.cluster_peers(), part);
-        peers.exchange(reinterpret_cast<float*>(accumulators.data()), TileScheduler::fixup_barrier(consumer));
-      } else {
-        scheduler.fixup(work, accumulators, kTileWarpGroups, part, consumer);
+      bool exchanged = false;
+      if constexpr (kClusterFixup) {
+        if (scheduler.cluster_peers() > 1) {
+          Peers const peers(storage.pipelines.peers, &storage.tensors.mainloop, scheduler.cluster_peers(), part);
+          peers.exchange(reinterpret_cast<float*>(accumulators.data()), TileScheduler::fixup_barrier(consumer));
+          exchanged = true;
+        }
       }
+      if (!exchanged) scheduler.fixup(work, accumulators, kTileWarpGroups, part, consumer);
 
       if constexpr (kPingPong) turns.wait();
       if (scheduler.finishes(work)) {
-        for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) {
+        auto const store = [&](auto... subtile) {
           auto const [load_next, store_next] =
               epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, TileShape{}, work.coordinates(),
-                             accumulators, tiled_mma, thread, storage.tensors.epilogue, subtile.index);
+                             accumulators, tiled_mma, thread, storage.tensors.epilogue, subtile...);
           load_state = load_next;
           store_state = store_next;
           stored = true;
+        };
+        if constexpr (kSubtiled) {
+          for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) store(subtile.index);
+        } else {
+          store();
         }
         if constexpr (kPingPong) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
       }

@@ -10,6 +10,32 @@
 
 namespace cutlass_sk {
 
+/// 16 bytes of sums, as they go to and come from the workspace.
+template <class Element>
+struct PartialVector;
+
+template <>
+struct PartialVector<float> {
+  using type = float4;
+  CUTLASS_DEVICE static void add(float* sums, float4 const& v) {
+    sums[0] += v.x;
+    sums[1] += v.y;
+    sums[2] += v.z;
+    sums[3] += v.w;
+  }
+  CUTLASS_DEVICE static float4 pack(float const* sums) { return make_float4(sums[0], sums[1], sums[2], sums[3]); }
+};
+
+template <>
+struct PartialVector<double> {
+  using type = double2;
+  CUTLASS_DEVICE static void add(double* sums, double2 const& v) {
+    sums[0] += v.x;
+    sums[1] += v.y;
+  }
+  CUTLASS_DEVICE static double2 pack(double const* sums) { return make_double2(sums[0], sums[1]); }
+};
+
 template <class TileShape, class ClusterShape>
 class StreamKTileScheduler {
  public:
@@ -63,14 +89,18 @@ class StreamKTileScheduler {
     if (!schedule.needs_fixup(segment)) return;
 
     constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
-    constexpr int kVectors = int(cute::size(Accumulators{})) / 4;
-    static_assert(sizeof(typename Accumulators::value_type) == 4 && cute::size(Accumulators{}) % 4 == 0);
+    using Element = typename Accumulators::value_type;
+    using Packed = PartialVector<Element>;
+    using Vector = typename Packed::type;
+    constexpr int kWidth = int(sizeof(Vector) / sizeof(Element));
+    constexpr int kVectors = int(cute::size(Accumulators{})) / kWidth;
+    static_assert(cute::size(Accumulators{}) % kWidth == 0);
     uint32_t const thread = threadIdx.x % kThreads;
     uint32_t const lane = threadIdx.x % cutlass::NumThreadsPerWarp;
     uint32_t const rank = kClusterSize > 1 ? cute::block_rank_in_cluster() : 0;
     auto const slot = [&](int32_t unit) {
       size_t const tile = size_t(unit) * kClusterSize + rank;
-      return static_cast<float4*>(params.partials) + (tile * warpgroups + warpgroup) * (kVectors * kThreads) + thread;
+      return static_cast<Vector*>(params.partials) + (tile * warpgroups + warpgroup) * (kVectors * kThreads) + thread;
     };
     auto const flag = [&](int32_t unit) {
       return params.barriers + (uint32_t(unit) * kClusterSize + rank) * warpgroups + warpgroup;
@@ -78,16 +108,12 @@ class StreamKTileScheduler {
     auto const synchronise = [&] {
       cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(fixup_barrier(consumer)));
     };
-    float* const sums = reinterpret_cast<float*>(accumulators.data());
+    Element* const sums = accumulators.data();
     auto const add = [&](int32_t unit) {
-      float4 const* const partial = slot(unit);
+      Vector const* const partial = slot(unit);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        float4 const v = __ldcg(partial + i * kThreads);
-        sums[4 * i] += v.x;
-        sums[4 * i + 1] += v.y;
-        sums[4 * i + 2] += v.z;
-        sums[4 * i + 3] += v.w;
+        Packed::add(sums + kWidth * i, __ldcg(partial + i * kThreads));
       }
     };
 
@@ -113,10 +139,10 @@ class StreamKTileScheduler {
       if (thread == lane && child >= 0) clear(flag(child));
     }
     if (!schedule.is_finisher(segment)) {
-      float4* const partial = slot(segment.unit);
+      Vector* const partial = slot(segment.unit);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        __stcg(partial + i * kThreads, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+        __stcg(partial + i * kThreads, Packed::pack(sums + kWidth * i));
       }
       synchronise();
       if (thread == 0) release(flag(segment.unit));  // all that the warpgroup wrote before it synchronised
