@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,7 +17,7 @@ from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
 from .generator.abi import ProblemStruct
-from .generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
+from .generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families, find
 from .generator.spec import Generation, KernelSpec
 from .jit.build import build
 from .kernel import Kernel, load_kernel, plan_struct, problem_struct
@@ -42,8 +43,8 @@ class Gemm:
     generation   ``sm90a`` or ``sm80``; default the newest that the GPU runs
     tile         (tile_m, tile_n, tile_k): use only kernels with this tile
     cluster      (cluster_m, cluster_n): use only kernels with this cluster
-    kernels      use only so many of the kernels, the first ones: they stand in the order in which they are worth most. 1 is the
-                 Stream-K paper's single kernel. Default: all of the set (``generator.catalog``).
+    kernels      use only so many kernels, the first ones: they stand in the order in which they are worth most, and 1 is the
+                 Stream-K paper's single kernel. Or which ones: specs or names. Default: all of the set (``generator.catalog``).
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Gemm:
         generation: Generation | None = None,
         tile: tuple[int, int, int] | None = None,
         cluster: tuple[int, int] | None = None,
-        kernels: int | None = None,
+        kernels: int | Sequence[KernelSpec | str] | None = None,
     ) -> None:
         self._dtype = name_of(dtype)
         self._out_dtype = self._dtype if out_dtype is None else name_of(out_dtype)
@@ -65,9 +66,9 @@ class Gemm:
         self._device, self._generation = device, generation
         self._tile = _shape("tile", tile, 3)
         self._cluster = _shape("cluster", cluster, 2)
-        if kernels is not None and (type(kernels) is not int or kernels < 1):
-            raise PlanError(f"kernels={kernels!r} must be a whole number of 1 or more")
-        self._count = kernels
+        self._count, self._chosen = _choice(kernels, self._dtype, self._out_dtype)
+        if self._chosen and generation is None:
+            self._generation = self._chosen[0].generation
         self._plans: dict[tuple[Device, int, int, int], Plan] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
@@ -81,15 +82,15 @@ class Gemm:
             "generation": self._generation,
             "tile": self._tile,
             "cluster": self._cluster,
-            "kernels": self._count,
+            "kernels": [spec.name for spec in self._chosen] if self._chosen else self._count,
         }
         if self._out_dtype != self._dtype:
             given = {"out_dtype": self._out_dtype, **given}
         return f"Gemm({self._dtype!r}{''.join(f', {key}={value!r}' for key, value in given.items() if value is not None)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        configuration = (self._dtype, self._out_dtype, self._device, self._generation, self._tile, self._cluster, self._count)
-        return _restore, configuration
+        configuration = (self._dtype, self._out_dtype, self._device, self._generation, self._tile, self._cluster)
+        return _restore, (*configuration, self._chosen or self._count)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -246,8 +247,8 @@ class Gemm:
     def _kernels(self, generation: Generation) -> tuple[KernelSpec, ...]:
         kernels = tuple(
             spec
-            for spec in families(self._dtype, self._out_dtype, generation)
-            if self._tile in (None, spec.tile) and self._cluster in (None, spec.cluster)
+            for spec in self._chosen or families(self._dtype, self._out_dtype, generation)
+            if spec.generation == generation and self._tile in (None, spec.tile) and self._cluster in (None, spec.cluster)
         )
         return kernels[: self._count]
 
@@ -298,9 +299,29 @@ def _restore(
     generation: Generation | None,
     tile: tuple[int, int, int] | None,
     cluster: tuple[int, int] | None,
-    kernels: int | None,
+    kernels: int | Sequence[KernelSpec | str] | None,
 ) -> Gemm:
     return Gemm(dtype, out_dtype=out_dtype, device=device, generation=generation, tile=tile, cluster=cluster, kernels=kernels)
+
+
+def _choice(
+    kernels: int | Sequence[KernelSpec | str] | None, dtype: str, out_dtype: str
+) -> tuple[int | None, tuple[KernelSpec, ...]]:
+    """How many kernels of the set, or which ones; the latter without their layouts, which operands decide."""
+    if kernels is None or (type(kernels) is int and kernels >= 1):
+        return kernels, ()
+    if isinstance(kernels, int | str | KernelSpec) or not kernels:
+        raise PlanError(f"kernels={kernels!r} must be a whole number of 1 or more, or kernels by name or spec in a list")
+    chosen = []
+    for kernel in kernels:
+        try:
+            spec = kernel if isinstance(kernel, KernelSpec) else find(kernel)
+        except KeyError as error:
+            raise PlanError(error.args[0]) from None
+        if (spec.dtype, spec.out_dtype) != (dtype, out_dtype):
+            raise DtypeError(f"{spec.name} is for {spec.dtype} into {spec.out_dtype}; this Gemm is for {dtype} into {out_dtype}")
+        chosen.append(spec.with_layouts("t", "t"))
+    return None, tuple(chosen)
 
 
 def _check_workspace(kernel: Kernel, problem: ProblemStruct, plan: Plan) -> None:

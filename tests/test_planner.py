@@ -20,7 +20,7 @@ from cutlass_sk.errors import PlanError
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.options import INT_MAX, Options
-from cutlass_sk.plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
+from cutlass_sk.plan import CLUSTER_SPLITS, DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
 from cutlass_sk.planner import decide, make_plan, scored
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]
@@ -77,8 +77,9 @@ def test_a_plan_covers_the_problem_and_fits_its_kernel(request: tuple[Any, ...])
 
     assert (plan.m, plan.n, plan.k, plan.device) == (m, n, k, device.name)
     assert kernel in kernels
-    assert plan.tiles_m == ceil_div(m, kernel.tile[0] * kernel.cluster[0]) * kernel.cluster[0]
-    assert plan.tiles_n == ceil_div(n, kernel.tile[1] * kernel.cluster[1]) * kernel.cluster[1]
+    rows, columns = (n, m) if kernel.swapped else (m, n)
+    assert plan.tiles_m == ceil_div(rows, kernel.tile[0] * kernel.cluster[0]) * kernel.cluster[0]
+    assert plan.tiles_n == ceil_div(columns, kernel.tile[1] * kernel.cluster[1]) * kernel.cluster[1]
     assert plan.iters_per_tile == ceil_div(k, kernel.tile[2])
     assert plan.dp_tiles >= 0 and plan.sk_tiles >= 0 and plan.dp_tiles + plan.sk_tiles == plan.tiles
     assert plan.dp_tiles % cluster == plan.sk_tiles % cluster == plan.grid % cluster == 0
@@ -99,8 +100,13 @@ def test_a_plan_covers_the_problem_and_fits_its_kernel(request: tuple[Any, ...])
         assert plan.reduction_ctas == 0 or plan.sk_units >= plan.sk_tiles  # a unit has slots for two tiles
         flags = max(plan.sk_units, plan.reduction_ctas)
     tile_bytes = kernel.tile[0] * kernel.tile[1] * ELEMENT_BYTES[kernel.accumulator]
-    assert plan.partials_bytes == plan.sk_units * cluster * tile_bytes * (2 if plan.reduction_ctas else 1)
-    assert plan.barrier_bytes == 4 * flags
+    if plan.fixup == "cluster":
+        assert kernel.cluster_fixup and plan.splits in CLUSTER_SPLITS and plan.grid == plan.sk_units == plan.tiles * plan.splits
+        assert plan.workspace_bytes == 0
+    else:
+        assert plan.partials_bytes == plan.sk_units * cluster * tile_bytes * (2 if plan.reduction_ctas else 1)
+        assert plan.barrier_bytes == 4 * flags
+    plan.check()
     assert plan.workspace_bytes == plan.partials_bytes + plan.barrier_bytes
 
     assert plan.predicted_time_us > 0
@@ -319,7 +325,7 @@ def test_grid_time_is_the_equation_of_the_paper() -> None:
 
 def test_few_tiles_and_a_long_k_are_shared_and_full_waves_are_not() -> None:
     few = make_plan(128, 128, 16384, families("float16", "float16", "sm90a"), H200)
-    assert few.decomposition != "data_parallel" and few.peers > 4 and few.efficiency > 8 * few.data_parallel_efficiency
+    assert few.decomposition != "data_parallel" and few.peers > 4 and few.efficiency >= 8 * few.data_parallel_efficiency
     full = make_plan(128 * 12, 128 * 11, 4096, [HOPPER_SINGLE], H200)
     assert (full.decomposition, full.efficiency, full.grid) == ("data_parallel", 1.0, 132)
 
