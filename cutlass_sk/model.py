@@ -9,24 +9,29 @@ The equation is that of the Stream-K paper's appendix (arXiv 2301.03598), for on
 a: launch, cold misses, storing the tile. b: writing partials. c: one MAC-loop iteration. d: reading and adding one peer's partials.
 All in microseconds. For the other decompositions iters_per_cta is what the busiest CTA runs.
 
-A Hopper GPU needs more. ``Profile.time_us`` extends the equation to::
+A real GPU needs more. ``Profile.time_us`` extends the equation to::
 
-    time = a + norm4(c*iters + e*(tiles - 1), l2, dram, power) + fixup(peers)
+    time = a + norm2(norm4(main, power), dram) + fixup
+    main = norm4(c*iters, load*loads) + e*(tiles - 1)
 
 tiles: how many tiles the busiest CTA finishes; e: what a tile costs beyond its iterations (its epilogue, unless the main loop of
-the next one hides it). l2 and dram: bytes that all CTAs load (a cluster loads for its CTAs together) and that the problem has, over
-what the GPU moves. power: all operations, padding included, over the rate that the GPU sustains. norm4, the fourth root of the sum
-of fourth powers, is the largest of them where one is much larger, and more where two are close. fixup: peers add up as a tree of
-arity four, b for each of its levels and d for each partial that is added on its longest path; where all shares are at least a tile
-long, a unit meets one other that is long done: h.
+the next one hides it). load: what a CTA loads for an iteration (a cluster loads for its CTAs together), at its share of what all
+SMs draw from L2, times ``row_cost`` where rows do not start on 128 bytes; loads: its iterations, those of the last wave counted by
+``Limits``' alone and crowded. power: all operations, padding included, over the rate that the GPU sustains. dram: the bytes that
+the problem has, over what memory moves. norm4, the fourth root of the sum of fourth powers, is the largest of its terms where one is
+much larger, and more where two are close; norm2 lets them hinder each other more. fixup: ``fixup_terms``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log2, sqrt
+from typing import Literal, NamedTuple
 
 from .generator.spec import ELEMENT_BYTES, KernelSpec
-from .schedule import FIXUP_ARITY
+
+Fixup = Literal["tree", "serial", "separate"]
+"""How the peers of a tile add up: as a tree (3.x), one finisher after all others, or CTAs of their own (2.x)."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,9 @@ class Constants:
     """The model's constants for one kernel on one GPU, in microseconds.
 
     a            launch, first loads, storing the last tile
-    b            a level of fix-up: writing partials, telling, waiting (2.x: once)
-    c            one main-loop iteration of a CTA
-    d            reading and adding one peer's partials
+    b            fix-up: writing partials, telling, waiting
+    c            one main-loop iteration of a CTA whose loads are not waited for
+    d            reading and adding one peer's partials; in a tree, what doubling the peers adds
     d_parallel   the same where CTAs of their own add the partials (2.x)
     e            a tile beyond its iterations
     h            fix-up between shares that are at least a tile long
@@ -62,26 +67,87 @@ class Constants:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a whole GPU sustains: GB/s out of the L2 cache and out of memory, and TFLOP/s in one dtype, for as long as one likes."""
+    """What a whole GPU sustains in one dtype, and how it shares it out.
+
+    l2_gbs       what all SMs draw from L2, GB/s, rows starting on 128 bytes
+    dram_gbs     what memory moves, GB/s
+    tflops       TFLOP/s, for as long as one likes
+    alone        SMs come in pairs that share a way to L2: a CTA that has a pair to itself loads 1 + alone times as fast
+    crowded      CTAs that fit twice on an SM, in a launch of less than a wave, are put beside each other there: loading slows down
+                 by so much when half of the SMs would do, by twice that when all would
+    rows16, rows32, rows64   what loads cost more where rows start on so many bytes only
+    """
 
     l2_gbs: float
     dram_gbs: float
     tflops: float
+    alone: float = 0.0
+    crowded: float = 0.0
+    rows16: float = 0.0
+    rows32: float = 0.0
+    rows64: float = 0.0
+
+    def row_cost(self, row_bytes: int) -> float:
+        """What a load costs of rows that are ``row_bytes`` apart, in loads of rows that start on 128 bytes."""
+        if row_bytes % 128 == 0:
+            return 1.0
+        return 1.0 + (self.rows64 if row_bytes % 64 == 0 else self.rows32 if row_bytes % 32 == 0 else self.rows16)
+
+
+class Load(NamedTuple):
+    """What a decomposition asks of a GPU: all that the model needs to know of it.
+
+    iters, tiles   iterations and tiles of the busiest slot
+    last_iters     those of its iterations that lie in a last wave in which only ``last_active`` slots run, else 0
+    one_wave       whether every slot runs one tile or share at most
+    work_iters     iterations of work tiles in all
+    bytes_moved    the least that the problem moves: a and b read once, c written once
+    row_bytes_a, row_bytes_b   how far rows of a and b are apart (columns, where column-major)
+    fixup, peers   how many units meet in a tile at most, and how they add up
+    long_shares    whether shares are at least a tile long
+    """
+
+    iters: int
+    tiles: int
+    last_iters: int
+    last_active: int
+    one_wave: bool
+    work_iters: int
+    bytes_moved: int
+    row_bytes_a: int
+    row_bytes_b: int
+    fixup: Fixup
+    peers: int
+    long_shares: bool
+
+
+class Terms(NamedTuple):
+    """The equation's terms for one decomposition, in microseconds. ``total`` is what they add up to."""
+
+    launch: float
+    mma: float
+    load: float
+    tiles: float
+    power: float
+    dram: float
+    fixup: float
+    total: float
 
 
 PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
 """What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
 
 
-def tree(peers: int) -> tuple[int, int]:
-    """(levels, partials added on the longest path) of the fix-up of ``peers`` units that meet in a tile."""
-    levels, reach = 0, 1
-    while reach < peers:
-        levels, reach = levels + 1, reach * FIXUP_ARITY
-    return levels, min(peers - 1, (FIXUP_ARITY - 1) * levels)
+def fixup_terms(fixup: Fixup, peers: int, long_shares: bool) -> tuple[tuple[str, float], ...]:
+    """Which constants, how many times, make the cost of adding up ``peers`` partial sums. Another kind of fix-up is one more case.
 
-
-_TREES = [tree(max(1, peers)) for peers in range(257)]
+    A tree whose shares are all at least a tile long has two peers, of which one is long done: h.
+    """
+    if peers <= 1:
+        return ()
+    if fixup == "tree":
+        return (("h", 1.0),) if long_shares else (("b", 1.0), ("d", log2(peers)))
+    return ("b", 1.0), ("d" if fixup == "serial" else "d_parallel", peers - 1.0)
 
 
 class Profile:
@@ -91,52 +157,94 @@ class Profile:
     slots            work tiles that run at a time
     """
 
-    __slots__ = ("constants", "dram_us", "l2_us", "power_us", "slots", "span_m", "span_n", "spec", "tile_k", "tree_fixup")
+    __slots__ = (
+        *("_fixups", "constants", "dram_us", "half", "limits", "load_a_us", "load_b_us", "power_us"),
+        *("slots", "span_m", "span_n", "spec", "tile_k"),
+    )
 
-    def __init__(self, spec: KernelSpec, sms: int, constants: Constants, limits: Limits, chain: int = 0) -> None:
-        """``chain``: elements of k in a chain of tensor-core sums (see ``planner.promotion``); 0: no limit."""
+    def __init__(
+        self, spec: KernelSpec, sms: int, constants: Constants, limits: Limits, chain: int = 0, device_sms: int | None = None
+    ) -> None:
+        """``sms``: those to plan for. ``chain``: elements of k in a chain of tensor-core sums (``planner.promotion``); 0: no limit."""
         if chain:
             factor = 1 + PROMOTION_COST.get(chain, min(PROMOTION_COST.values()))
             constants = replace(constants, c=constants.c * factor)
+        device_sms = device_sms or sms
         tile_m, tile_n, self.tile_k = spec.tile
-        self.spec, self.constants = spec, constants
+        self.spec, self.constants, self.limits = spec, constants, limits
         span = tile_m * spec.cluster[0], tile_n * spec.cluster[1]
         # A kernel with a column-major c computes c^T.
         self.span_m, self.span_n = span if spec.layout_c == "t" else span[::-1]
         self.slots = max(1, sms // spec.cluster_size)
-        self.tree_fixup = spec.persistent
+        # Slots that leave half of the SMs idle.
+        self.half = max(1, device_sms // 2 // spec.cluster_size)
+        # Microseconds in which a CTA loads its share of a's, or b's, part of an iteration, all SMs loading.
+        load_us = self.tile_k * ELEMENT_BYTES[spec.dtype] * device_sms / spec.cluster_size / limits.l2_gbs * 1e-3
+        self.load_a_us, self.load_b_us = self.span_m * load_us, self.span_n * load_us
         # Microseconds of the whole GPU for an iteration of one work tile, and for a byte.
-        self.l2_us = sum(span) * self.tile_k * ELEMENT_BYTES[spec.dtype] / limits.l2_gbs * 1e-3
         self.power_us = 2 * span[0] * span[1] * self.tile_k / limits.tflops * 1e-6
         self.dram_us = 1e-3 / limits.dram_gbs
+        self._fixups: dict[tuple[Fixup, int, bool], float] = {}
 
     def floor_us(self, work_iters: int, bytes_moved: int) -> float:
         """No decomposition of ``work_iters`` iterations of work tiles takes less."""
-        per_iter = max(self.constants.c / self.slots, self.power_us, self.l2_us)
-        return self.constants.a + max(per_iter * work_iters, self.dram_us * bytes_moved)
+        load_us = (self.load_a_us + self.load_b_us) / (1 + self.limits.alone)
+        per_iter = max(self.constants.c / self.slots, load_us / self.slots, self.power_us)
+        return self.constants.a + max(per_iter * work_iters, self.dram_us * bytes_moved) * (1 - 1e-12)
 
-    def time_us(self, iters: int, tiles: int, work_iters: int, bytes_moved: int, fixup_us: float) -> float:
-        """``iters`` iterations and ``tiles`` tiles of the busiest slot, ``work_iters`` iterations of work tiles in all."""
+    def time_us(self, load: Load) -> float:
+        """What a decomposition is expected to take."""
         constants = self.constants
-        main = constants.c * iters + constants.e * (tiles - 1)
-        l2, power, dram = self.l2_us * work_iters, self.power_us * work_iters, self.dram_us * bytes_moved
-        main *= main
-        l2 *= l2
+        mma = constants.c * load.iters
+        loads = self.load_us(load)
+        power, dram = self.power_us * load.work_iters, self.dram_us * load.bytes_moved
+        mma *= mma
+        loads *= loads
         power *= power
-        dram *= dram
-        return float(constants.a + fixup_us + (main * main + l2 * l2 + power * power + dram * dram) ** 0.25)
+        main = sqrt(sqrt(mma * mma + loads * loads)) + constants.e * (load.tiles - 1)
+        main *= main
+        fixup = self.fixup_us(load.fixup, load.peers, load.long_shares)
+        return constants.a + sqrt(sqrt(main * main + power * power) + dram * dram) + fixup
 
-    def fixup_us(self, peers: int, long_shares: bool, parallel: bool = False) -> float:
-        """What adding up ``peers`` partial sums costs. ``long_shares``: shares are at least a tile long."""
+    def load_us(self, load: Load) -> float:
+        """How long the busiest CTA loads."""
+        limits = self.limits
+        per_iter = self.load_a_us * limits.row_cost(load.row_bytes_a) + self.load_b_us * limits.row_cost(load.row_bytes_b)
+        return per_iter * (load.iters - load.last_iters * (1 - self.share(load.last_active, load.one_wave)))
+
+    def share(self, active: int, one_wave: bool) -> float:
+        """How long a load takes in a wave of ``active`` slots, in loads of a full wave."""
+        alone = 1 / (1 + self.limits.alone)
+        if self.spec.ctas_per_sm == 1:
+            return alone if active <= self.half else 1.0
+        if one_wave:
+            return alone * (1 + self.limits.crowded * active / self.half)
+        return min(1.0, alone + (1 - alone) * active / self.half)
+
+    def terms(self, load: Load) -> Terms:
+        """The terms of ``time_us`` one by one."""
         constants = self.constants
+        return Terms(
+            launch=constants.a,
+            mma=constants.c * load.iters,
+            load=self.load_us(load),
+            tiles=constants.e * (load.tiles - 1),
+            power=self.power_us * load.work_iters,
+            dram=self.dram_us * load.bytes_moved,
+            fixup=self.fixup_us(load.fixup, load.peers, load.long_shares),
+            total=self.time_us(load),
+        )
+
+    def fixup_us(self, fixup: Fixup, peers: int, long_shares: bool) -> float:
+        """What adding up ``peers`` partial sums costs. ``long_shares``: shares are at least a tile long."""
         if peers <= 1:
             return 0.0
-        if not self.tree_fixup:
-            return constants.b + (constants.d_parallel if parallel else constants.d) * (peers - 1)
-        if long_shares:
-            return constants.h
-        levels, adds = _TREES[peers] if peers < len(_TREES) else tree(peers)
-        return constants.b * levels + constants.d * adds
+        key = fixup, peers, long_shares
+        if (known := self._fixups.get(key)) is None:
+            known = sum(getattr(self.constants, name) * times for name, times in fixup_terms(*key))
+            if len(self._fixups) < 4096:
+                self._fixups[key] = known
+        return known
 
 
 def grid_time_us(constants: Constants, tiles: int, iters_per_tile: int, g: int) -> float:

@@ -15,7 +15,7 @@ from .calibration import profile
 from .device import Device
 from .errors import PlanError
 from .generator.spec import ELEMENT_BYTES, KernelSpec
-from .model import Profile
+from .model import Fixup, Load, Profile
 from .options import INT_MAX, Options
 from .plan import Decomposition, Plan, RasterOrder
 from .schedule import count_peers
@@ -36,6 +36,8 @@ class Work(NamedTuple):
     """A problem cut up for one kernel and grid. Work tiles are the tiles of one cluster; slots run one of them at a time.
 
     work_tiles_m, work_tiles_n   in the kernel's frame: a kernel with a column-major c computes c^T, n x m
+    bytes_moved                  the least that the problem moves
+    row_bytes_a, row_bytes_b     how far rows of a and b are apart where they are dense (columns, where column-major)
     """
 
     m: int
@@ -47,6 +49,9 @@ class Work(NamedTuple):
     work_tiles_m: int
     work_tiles_n: int
     iters_per_tile: int
+    bytes_moved: int
+    row_bytes_a: int
+    row_bytes_b: int
 
     @property
     def spec(self) -> KernelSpec:
@@ -89,7 +94,16 @@ def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Op
     chain = promotion(m, n, k, plain, options)
     chosen = profile(spec, device, sms, chain) if chain else plain
     across = (tiles_m, tiles_n) if spec.layout_c == "t" else (tiles_n, tiles_m)
-    return Work(m, n, k, chosen, device, sms, *across, iters)
+    row_bytes = (size * ELEMENT_BYTES[spec.dtype] for size in leading(m, n, k, spec))
+    return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), *row_bytes)
+
+
+def leading(m: int, n: int, k: int, spec: KernelSpec) -> tuple[int, int]:
+    """Leading dimensions of dense a and b in the layouts of ``spec``, which a kernel with a column-major c has for b^T and a^T."""
+    layout_a, layout_b = spec.layout_a, spec.layout_b
+    if spec.layout_c == "n":
+        layout_a, layout_b = ("t" if layout_b == "n" else "n"), ("t" if layout_a == "n" else "n")
+    return (k if layout_a == "t" else m), (n if layout_b == "t" else k)
 
 
 def free_choices(tiles: int, slots: int, iters: int, max_shared: int) -> list[Choice]:
@@ -152,27 +166,35 @@ def stream_k(work: Work, options: Options) -> Choice:
 
 def score(work: Work, choice: Choice) -> float:
     """The model's time for a decomposition, in microseconds."""
-    tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
+    return work.profile.time_us(load(work, choice))
+
+
+def load(work: Work, choice: Choice) -> Load:
+    """What a decomposition asks of the GPU."""
+    tiles, slots, iters = work.work_tiles_m * work.work_tiles_n, work.profile.slots, work.iters_per_tile
     shared, units, splits = choice
-    moved = bytes_moved(work.m, work.n, work.k, work.spec)
+    problem = work.bytes_moved, work.row_bytes_a, work.row_bytes_b
     if units == 0:
         waves = -(-tiles // slots)
-        return work.profile.time_us(waves * iters, waves, tiles * iters, moved, 0.0)
+        last = (tiles - 1) % slots + 1
+        return Load(waves * iters, waves, iters, last, waves == 1, tiles * iters, *problem, "tree", 1, False)
     share = -(-iters // splits) if splits > 1 else -(-shared * iters // units)
     # As many as can meet in a tile: one iteration of the first, one of the last, whole shares between them.
     peers = splits if splits > 1 else 1 if shared == units else 2 + max(0, iters - 2) // (shared * iters // units)
-    fixup = work.profile.fixup_us(min(peers, units), share >= iters, reduces_in_parallel(work, choice))
+    fixup: Fixup = "tree" if work.spec.persistent else "separate" if reduces_in_parallel(work, choice) else "serial"
+    meeting = fixup, min(peers, units), share >= iters
     whole = tiles - shared
     if units > slots:
-        load = busiest_iters(work, choice)
-        return work.profile.time_us(load, -(-load // iters), tiles * iters, moved, fixup)
+        most = busiest_iters(work, choice)
+        return Load(most, -(-most // iters), 0, slots, False, tiles * iters, *problem, *meeting)
     # Slot 0 runs a unit, then a whole tile in each further round; the slots behind the units run whole tiles alone.
     rounds = -(-(units + whole) // slots)
-    load, finished = share + (rounds - 1) * iters, rounds
+    most, finished = share + (rounds - 1) * iters, rounds
     if whole and units < slots:
         others = -(-whole // slots)
-        load, finished = max(load, others * iters), max(finished, others)
-    return work.profile.time_us(load, finished, tiles * iters, moved, fixup)
+        most, finished = max(most, others * iters), max(finished, others)
+    last_iters, active = (most, units + whole) if finished == 1 else (0, slots)
+    return Load(most, finished, last_iters, active, finished == 1, tiles * iters, *problem, *meeting)
 
 
 def bytes_moved(m: int, n: int, k: int, spec: KernelSpec) -> int:
@@ -216,7 +238,7 @@ def decide(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
     floors = []
     for number, work in enumerate(works):
         tiles = work.work_tiles_m * work.work_tiles_n
-        floors.append((work.profile.floor_us(tiles * work.iters_per_tile, bytes_moved(m, n, k, work.spec)), number))
+        floors.append((work.profile.floor_us(tiles * work.iters_per_tile, work.bytes_moved), number))
     best: Scored | None = None
     for floor, number in sorted(floors):
         if best is not None and floor >= best.time_us:

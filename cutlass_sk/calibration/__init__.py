@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..errors import CalibrationError
 from ..generator.spec import KernelSpec
 from ..model import Constants, Limits, Profile
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a file's fields change their meaning."""
 
 SHIPPED = ("h200",)
@@ -85,7 +85,7 @@ def profile(spec: KernelSpec, device: Device, sms: int, chain: int = 0) -> Profi
 
 @lru_cache(maxsize=4096)
 def _profile(spec: KernelSpec, device: Device, sms: int, chain: int) -> Profile:
-    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain)
+    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain, device.sms)
 
 
 def constants(spec: KernelSpec, device: Device) -> Constants:
@@ -107,7 +107,9 @@ def limits(spec: KernelSpec, device: Device) -> Limits:
         return Limits(2.5 * device.bandwidth_gbs, 0.9 * device.bandwidth_gbs, device.tflops(spec.dtype))
     speed = device.sms / calibration.device.sms / _slower(spec, device, calibration.device)
     bandwidth = device.bandwidth_gbs / calibration.device.bandwidth_gbs
-    return Limits(measured.l2_gbs * speed, measured.dram_gbs * bandwidth, measured.tflops * speed)
+    return replace(
+        measured, l2_gbs=measured.l2_gbs * speed, dram_gbs=measured.dram_gbs * bandwidth, tflops=measured.tflops * speed
+    )
 
 
 def _slower(spec: KernelSpec, device: Device, reference: Device) -> float:
