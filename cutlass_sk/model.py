@@ -18,8 +18,8 @@ tiles: how many tiles the busiest CTA finishes; e: what a tile costs beyond its 
 the next one hides it). load: what a CTA loads for an iteration (a cluster loads for its CTAs together), at its share of what all
 SMs draw from L2, times ``row_cost`` where rows do not start on 128 bytes; loads: its iterations, those of the last wave counted by
 ``Limits``' alone and crowded. power: all operations, padding included, over the rate that the GPU sustains. dram: the bytes that
-the problem has, over what memory moves. norm4, the fourth root of the sum of fourth powers, is the largest of its terms where one is
-much larger, and more where two are close; norm2 lets them hinder each other more. fixup: ``fixup_terms``.
+the problem has, over what memory moves. norm4, the fourth root of the sum of fourth powers, is the largest of its terms where one
+is much larger, and more where two are close; norm2 lets them hinder each other more. fixup: ``fixup_terms``.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Profile:
     def __init__(
         self, spec: KernelSpec, sms: int, constants: Constants, limits: Limits, chain: int = 0, device_sms: int | None = None
     ) -> None:
-        """``sms``: those to plan for. ``chain``: elements of k in a chain of tensor-core sums (``planner.promotion``); 0: no limit."""
+        """``sms``: those to plan for. ``chain``: elements of k in a chain of tensor-core sums; 0: no limit."""
         if chain:
             factor = 1 + PROMOTION_COST.get(chain, min(PROMOTION_COST.values()))
             constants = replace(constants, c=constants.c * factor)
