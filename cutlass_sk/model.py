@@ -158,8 +158,8 @@ class Profile:
     """
 
     __slots__ = (
-        *("_fixups", "constants", "dram_us", "half", "limits", "load_a_us", "load_b_us", "power_us"),
-        *("slots", "span_m", "span_n", "spec", "tile_k"),
+        *("_alone", "_fixups", "_floor_us", "_iterations", "_twice", "constants", "dram_us", "half", "limits"),
+        *("load_a_us", "load_b_us", "power_us", "slots", "span_m", "span_n", "spec", "tile_k"),
     )
 
     def __init__(
@@ -184,42 +184,59 @@ class Profile:
         # Microseconds of the whole GPU for an iteration of one work tile, and for a byte.
         self.power_us = 2 * span[0] * span[1] * self.tile_k / limits.tflops * 1e-6
         self.dram_us = 1e-3 / limits.dram_gbs
+        self._alone, self._twice = 1 / (1 + limits.alone), spec.ctas_per_sm > 1
+        # All slots busy, every CTA loading as if it were alone in its pair.
+        loads_us = (self.load_a_us + self.load_b_us) * self._alone
+        self._floor_us = (constants.c**4 + loads_us**4) ** 0.25 / self.slots
+        self._iterations: dict[tuple[int, int], float] = {}
         self._fixups: dict[tuple[Fixup, int, bool], float] = {}
 
     def floor_us(self, work_iters: int, bytes_moved: int) -> float:
         """No decomposition of ``work_iters`` iterations of work tiles takes less."""
-        load_us = (self.load_a_us + self.load_b_us) / (1 + self.limits.alone)
-        per_iter = max(self.constants.c / self.slots, load_us / self.slots, self.power_us)
-        return self.constants.a + max(per_iter * work_iters, self.dram_us * bytes_moved) * (1 - 1e-12)
+        main, power, dram = self._floor_us * work_iters, self.power_us * work_iters, self.dram_us * bytes_moved
+        main *= main
+        power *= power
+        return self.constants.a + sqrt(sqrt(main * main + power * power) + dram * dram) * (1 - 1e-12)
 
     def time_us(self, load: Load) -> float:
         """What a decomposition is expected to take."""
+        iters, tiles, last_iters, last_active, one_wave, work_iters, moved, row_a, row_b, fixup, peers, long_shares = load
         constants = self.constants
-        mma = constants.c * load.iters
-        loads = self.load_us(load)
-        power, dram = self.power_us * load.work_iters, self.dram_us * load.bytes_moved
+        if last_iters:
+            loads = self.iteration_us(row_a, row_b) * (iters - last_iters * (1 - self.share(last_active, one_wave)))
+        else:
+            loads = self.iteration_us(row_a, row_b) * iters
+        mma = constants.c * iters
+        power = self.power_us * work_iters
+        dram = self.dram_us * moved
         mma *= mma
         loads *= loads
         power *= power
-        main = sqrt(sqrt(mma * mma + loads * loads)) + constants.e * (load.tiles - 1)
+        main = sqrt(sqrt(mma * mma + loads * loads)) + constants.e * (tiles - 1)
         main *= main
-        fixup = self.fixup_us(load.fixup, load.peers, load.long_shares)
-        return constants.a + sqrt(sqrt(main * main + power * power) + dram * dram) + fixup
+        time_us = constants.a + sqrt(sqrt(main * main + power * power) + dram * dram)
+        return time_us if peers <= 1 else time_us + self.fixup_us(fixup, peers, long_shares)
+
+    def iteration_us(self, row_bytes_a: int, row_bytes_b: int) -> float:
+        """How long a CTA loads for an iteration, all SMs loading."""
+        key = row_bytes_a & 127, row_bytes_b & 127
+        if (known := self._iterations.get(key)) is None:
+            row_cost = self.limits.row_cost
+            known = self._iterations[key] = self.load_a_us * row_cost(key[0]) + self.load_b_us * row_cost(key[1])
+        return known
 
     def load_us(self, load: Load) -> float:
         """How long the busiest CTA loads."""
-        limits = self.limits
-        per_iter = self.load_a_us * limits.row_cost(load.row_bytes_a) + self.load_b_us * limits.row_cost(load.row_bytes_b)
+        per_iter = self.iteration_us(load.row_bytes_a, load.row_bytes_b)
         return per_iter * (load.iters - load.last_iters * (1 - self.share(load.last_active, load.one_wave)))
 
     def share(self, active: int, one_wave: bool) -> float:
         """How long a load takes in a wave of ``active`` slots, in loads of a full wave."""
-        alone = 1 / (1 + self.limits.alone)
-        if self.spec.ctas_per_sm == 1:
-            return alone if active <= self.half else 1.0
+        if not self._twice:
+            return self._alone if active <= self.half else 1.0
         if one_wave:
-            return alone * (1 + self.limits.crowded * active / self.half)
-        return min(1.0, alone + (1 - alone) * active / self.half)
+            return self._alone * (1 + self.limits.crowded * active / self.half)
+        return min(1.0, self._alone + (1 - self._alone) * active / self.half)
 
     def terms(self, load: Load) -> Terms:
         """The terms of ``time_us`` one by one."""

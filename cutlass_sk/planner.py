@@ -94,8 +94,9 @@ def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Op
     chain = promotion(m, n, k, plain, options)
     chosen = profile(spec, device, sms, chain) if chain else plain
     across = (tiles_m, tiles_n) if spec.layout_c == "t" else (tiles_n, tiles_m)
-    row_bytes = (size * ELEMENT_BYTES[spec.dtype] for size in leading(m, n, k, spec))
-    return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), *row_bytes)
+    lead_a, lead_b = leading(m, n, k, spec)
+    width = ELEMENT_BYTES[spec.dtype]
+    return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), lead_a * width, lead_b * width)
 
 
 def leading(m: int, n: int, k: int, spec: KernelSpec) -> tuple[int, int]:
@@ -173,7 +174,7 @@ def load(work: Work, choice: Choice) -> Load:
     """What a decomposition asks of the GPU."""
     tiles, slots, iters = work.work_tiles_m * work.work_tiles_n, work.profile.slots, work.iters_per_tile
     shared, units, splits = choice
-    problem = work.bytes_moved, work.row_bytes_a, work.row_bytes_b
+    problem = work[-3:]  # bytes_moved, row_bytes_a, row_bytes_b
     if units == 0:
         waves = -(-tiles // slots)
         last = (tiles - 1) % slots + 1

@@ -81,7 +81,9 @@ class Calibration:
 
 def profile(spec: KernelSpec, device: Device, sms: int, chain: int = 0) -> Profile:
     """``spec`` on ``sms`` SMs of ``device``, as the planner needs it. Layouts of a and b do not matter."""
-    return _profile(spec.with_layouts("t", "t"), device, sms, chain)
+    if (spec.layout_a, spec.layout_b) != ("t", "t"):
+        spec = spec.with_layouts("t", "t")
+    return _profile(spec, device, sms, chain)
 
 
 @lru_cache(maxsize=4096)

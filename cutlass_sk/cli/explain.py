@@ -56,12 +56,12 @@ def explanation_table(explanation: Explanation, shown: tuple[Candidate, ...], ti
         f"{explanation.m} x {explanation.n} x {explanation.k} on {explanation.device}: {len(explanation.candidates)} candidates, us"
     )
     table = Table(
-        Column("candidate", no_wrap=True), title=title, title_justify="left", box=SIMPLE, padding=0,
+        Column("candidate", overflow="fold"), title=title, title_justify="left", box=SIMPLE, padding=0,
         caption=f"constants {explanation.constants}", caption_justify="left",
     )  # fmt: skip
     for name in (*BOUNDS, "total"):
-        table.add_column(HEADINGS.get(name, name), justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
+        table.add_column(HEADINGS.get(name, name), justify="right", min_width=len(HEADINGS.get(name, name)))
+    table.add_column("bound by", min_width=6)
     if times is not None:
         table.add_column("measured", justify="right")
     for row, one in enumerate(shown):
