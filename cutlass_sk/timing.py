@@ -87,34 +87,38 @@ def isolated_us(contenders: Mapping[str, Launch], sets: int, *, repeats: int = 1
 
 
 class Pool:
-    """One allocation of random data, of which operands are views: thousands of problems are timed without allocating.
+    """One allocation of which tensors are views: thousands of problems are timed without allocating.
 
-    Values are normal in ``dtype``; outputs written over them leave numbers that are larger, and finite for k in the thousands.
+    Operands and outputs need a pool each: outputs read as operands overflow after a few problems, and infinities draw less power.
+
+    random   whether it holds normal random numbers of ``dtype``, as operands must; else it is left as it is
     """
 
     ALIGNMENT = 256
 
-    def __init__(self, dtype: torch.dtype, size_bytes: int = 1 << 30) -> None:
-        self.data = torch.empty(size_bytes // dtype.itemsize, dtype=dtype, device="cuda")
-        self.data.normal_()
+    def __init__(self, dtype: torch.dtype, size_bytes: int = 1 << 30, *, random: bool = True, device: str = "cuda") -> None:
+        self.data = torch.empty(-(-size_bytes // self.ALIGNMENT) * self.ALIGNMENT // dtype.itemsize, dtype=dtype, device=device)
+        if random:
+            self.data.normal_()
         self.bytes = self.data.view(torch.uint8)
 
-    def sets(self, *shapes: tuple[int, torch.dtype]) -> int:
-        """How many sets of tensors of so many elements are needed to outgrow the L2, or fit."""
-        size = self._set_bytes(shapes)
-        return min(buffer_sets(size, most=60), max(1, self.bytes.numel() // size))
+    def fits(self, *sizes: tuple[int, torch.dtype]) -> int:
+        """How many sets of tensors of so many elements there is room for."""
+        return self.bytes.numel() // self.set_bytes(*sizes)
 
-    def take(self, number: int, *shapes: tuple[int, torch.dtype]) -> list[torch.Tensor]:
+    def take(self, number: int, *sizes: tuple[int, torch.dtype]) -> list[torch.Tensor]:
         """Set ``number``: flat tensors of so many elements, 256-byte aligned, at an offset of its own."""
-        begin, tensors = number * self._set_bytes(shapes), []
-        for elements, dtype in shapes:
+        begin, tensors = number * self.set_bytes(*sizes), []
+        for elements, dtype in sizes:
             end = begin + elements * dtype.itemsize
             tensors.append(self.bytes[begin:end].view(dtype))
             begin = -(-end // self.ALIGNMENT) * self.ALIGNMENT
         return tensors
 
-    def _set_bytes(self, shapes: tuple[tuple[int, torch.dtype], ...]) -> int:
-        return sum(-(-elements * dtype.itemsize // self.ALIGNMENT) * self.ALIGNMENT for elements, dtype in shapes)
+    @classmethod
+    def set_bytes(cls, *sizes: tuple[int, torch.dtype]) -> int:
+        """Bytes that tensors of so many elements take, each 256-byte aligned."""
+        return sum(-(-elements * dtype.itemsize // cls.ALIGNMENT) * cls.ALIGNMENT for elements, dtype in sizes)
 
 
 def _elapsed_us(work: Callable[[], object], stream: torch.cuda.Stream) -> float:

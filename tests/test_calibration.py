@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,10 +23,12 @@ from cutlass_sk.calibration.records import Record
 from cutlass_sk.device import CLOCK_MHZ, PRESETS, Device, preset, scaled
 from cutlass_sk.ensemble import corpus
 from cutlass_sk.errors import CalibrationError
+from cutlass_sk.generator import abi
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.model import Constants, Limits, Profile
 from cutlass_sk.options import Options
+from cutlass_sk.timing import Pool
 
 H200 = PRESETS["h200"]
 FAMILY = families("float16", "float16", "sm90a")
@@ -296,3 +299,32 @@ def test_fit_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch
     assert made.provenance["fits"]["sm90a_float16"]["selection"] > 0.99
     assert made.constants[specs[0].family].c == pytest.approx(0.3, rel=0.1)
     assert set(calibration.shipped("h200").constants) <= set(made.constants)
+
+
+def test_operands_and_outputs_rotate_through_pools_of_their_own() -> None:
+    operands = Pool(torch.float16, 1 << 16, device="cpu")
+    sizes = (100, torch.float16), (33, torch.float16)
+    assert Pool.set_bytes(*sizes) == 512 and operands.fits(*sizes) == 128
+    first, second = operands.take(0, *sizes), operands.take(127, *sizes)
+    assert [tensor.numel() for tensor in first] == [100, 33] and not first[0].isnan().any() and first[0].std() > 0.5
+    assert all(tensor.data_ptr() % Pool.ALIGNMENT == operands.bytes.data_ptr() % Pool.ALIGNMENT for tensor in (*first, *second))
+    assert second[1].data_ptr() + second[1].nbytes <= operands.bytes.data_ptr() + operands.bytes.numel()
+    outputs = Pool(torch.float32, 1 << 12, random=False, device="cpu")
+    outputs.take(3, (10, torch.float32))[0].fill_(7)
+    assert (outputs.data == 7).sum() == 10
+
+
+def test_a_measured_launch_gets_the_plan_s_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(measure, "load_kernel", lambda spec, architecture: (spec, architecture))
+    monkeypatch.setattr(measure, "enqueue", lambda call, *rest: launched.append((call, *rest)))
+    for spec in (FAMILY[0], families("float64", "float64", "sm90a")[0]):
+        launched.clear()
+        candidate = measure.candidates((256, 384, 512), [spec], H200, Random(1))[0]
+        measure._launch(candidate, H200, lambda number: [torch.zeros(number)] * 3)(4)
+        call, a, b, c, alpha, beta = launched[0]
+        problem = abi.LaunchStruct.from_buffer_copy(call.launch).problem
+        assert (problem.m, problem.n, problem.k, problem.lda, problem.ldc) == (256, 384, 512, 512, 384)
+        assert problem.ldb == (384 if spec.dtype == "float64" else 512)
+        assert call.kernel == (candidate.spec, "90a") and call.plan.kernel == candidate.spec
+        assert (a.numel(), b.numel(), c.numel(), alpha, beta) == (4, 4, 4, 1.0, 0.0)

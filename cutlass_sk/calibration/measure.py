@@ -20,7 +20,7 @@ from ..generator.spec import ELEMENT_BYTES, KernelSpec
 from ..kernel import load_kernel, plan_struct, problem_struct
 from ..options import Options
 from ..plan import Plan
-from ..timing import Pool, time_us
+from ..timing import Pool, buffer_sets, time_us
 from .records import Record
 
 SMALLEST, LARGEST, ALIGNMENT = 128, 8192, 8
@@ -31,9 +31,13 @@ SLOWEST = 1.8
 MOST = 90
 """Candidates a shape."""
 FILL_US = 300.0
+POOL_BYTES = 1 << 30
+MOST_SETS = 60
 REPEATS = 4
 
 Shape = tuple[int, int, int]
+Size = tuple[int, torch.dtype]
+Sizes = tuple[Size, ...]
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def measure(
     """
     first, random, end = specs[0], Random(seed), time.monotonic() + budget_seconds
     inputs, out = torch_dtype(first.dtype), torch_dtype(first.out_dtype)
-    pool = Pool(inputs)
+    largest = LARGEST * LARGEST
+    operands = Pool(inputs, max(POOL_BYTES, 2 * largest * inputs.itemsize))
+    outputs = Pool(out, max(POOL_BYTES, largest * out.itemsize), random=False)
     for number, shape in enumerate(wanted):
         if time.monotonic() >= end:
             return
@@ -120,20 +126,24 @@ def measure(
         if shape in done:
             continue
         m, n, k = shape
-        sizes = (m * k, inputs), (k * n, inputs), (m * n, out)
+        read, written = ((m * k, inputs), (k * n, inputs)), (m * n, out)
+        sets = buffer_sets(Pool.set_bytes(*read, written), most=MOST_SETS)
+        sets = min(sets, operands.fits(*read), outputs.fits(written))
+
+        def take(number: int, read: Sizes = read, written: Size = written) -> list[torch.Tensor]:
+            return [*operands.take(number, *read), *outputs.take(number, written)]
+
         contenders = candidates(shape, specs, device, random)
         launches, expected = {}, {}
         for index, candidate in enumerate(contenders):
-            launches[str(index)] = _launch(candidate, device, pool, sizes)
+            launches[str(index)] = _launch(candidate, device, take)
             expected[str(index)] = candidate.plan.predicted_time_us
-        times = time_us(launches, pool.sets(*sizes), repeats=REPEATS, fill_us=FILL_US, expected_us=expected)
+        times = time_us(launches, sets, repeats=REPEATS, fill_us=FILL_US, expected_us=expected)
         yield [candidate.record(times[str(index)]) for index, candidate in enumerate(contenders)]
     progress(len(wanted), len(wanted))
 
 
-def _launch(
-    candidate: Candidate, device: Device, pool: Pool, sizes: tuple[tuple[int, torch.dtype], ...]
-) -> Callable[[int], object]:
+def _launch(candidate: Candidate, device: Device, take: Callable[[int], list[torch.Tensor]]) -> Callable[[int], object]:
     """A launch that costs the host little: everything but addresses is settled before."""
     spec, plan = candidate.spec, candidate.plan
     m, n, k = plan.m, plan.n, plan.k
@@ -152,7 +162,7 @@ def _launch(
     )
 
     def launch(number: int) -> None:
-        a, b, c = pool.take(number, *sizes)
+        a, b, c = take(number)
         enqueue(call, *((b, a) if transposed else (a, b)), c, 1.0, 0.0)
 
     return launch
