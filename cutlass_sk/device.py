@@ -68,6 +68,8 @@ PRESETS = {
     "h100": Device("h100", 132, (9, 0), 989.0, 67.0, 3350.0),
     "a100": Device("a100", 108, (8, 0), 312.0, 19.5, 2039.0),
 }
+CLOCK_MHZ = {"h200": 1980.0, "h100": 1980.0, "a100": 1410.0}
+"""The SM clock that CUDA reports of the GPU of each preset (cudaDevAttrClockRate)."""
 DEFAULT_PRESET = "h200"
 _CUDA_NAME = re.compile(r"cuda(:\d+)?")
 
@@ -135,17 +137,33 @@ def real(index: int) -> Device:
         raise DeviceError(f"CUDA device {index} does not exist; there are {torch.cuda.device_count()}")
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
-    # A GPU without a preset gets the peaks of the nearest one, scaled by its SMs.
-    near = next((p for key, p in PRESETS.items() if key in properties.name.lower()), None)
-    if near is None:
-        near = PRESETS["h100"] if capability >= (9, 0) else PRESETS["a100"]
-    share = properties.multi_processor_count / near.sms
-    return Device(
-        properties.name,
-        properties.multi_processor_count,
-        capability,
-        near.fp16_tflops * share,
-        near.fp64_tflops * share,
-        near.bandwidth_gbs,
-        index,
-    )
+    return scaled(properties.name, properties.multi_processor_count, capability, *_rates(index), index)
+
+
+def scaled(
+    name: str, sms: int, capability: tuple[int, int], clock_mhz: float | None, bandwidth_gbs: float | None, index: int | None = None
+) -> Device:
+    """A GPU with the peaks of the nearest preset, scaled by SMs and clock.
+
+    clock_mhz, bandwidth_gbs   as CUDA reports them; None, where it does not, counts as those of the preset
+    """
+    key = next((key for key in PRESETS if key in name.lower()), "h100" if capability >= (9, 0) else "a100")
+    near = PRESETS[key]
+    share = sms / near.sms * (clock_mhz / CLOCK_MHZ[key] if clock_mhz else 1.0)
+    # What a data sheet says of a preset's own memory is some percent less than clock times width.
+    same = bandwidth_gbs is None or abs(bandwidth_gbs / near.bandwidth_gbs - 1) < 0.05
+    bandwidth = near.bandwidth_gbs if same or bandwidth_gbs is None else bandwidth_gbs
+    return Device(name, sms, capability, near.fp16_tflops * share, near.fp64_tflops * share, bandwidth, index)
+
+
+def _rates(index: int) -> tuple[float | None, float | None]:
+    """The SM clock in MHz, and memory clock times bus width in GB/s, two transfers a cycle; None where CUDA does not say."""
+    from cuda.bindings import runtime
+
+    def attribute(name: str) -> int:
+        status, value = runtime.cudaDeviceGetAttribute(getattr(runtime.cudaDeviceAttr, name), index)
+        return int(value) if status == runtime.cudaError_t.cudaSuccess and value else 0
+
+    clock_khz = attribute("cudaDevAttrClockRate")
+    memory_khz, width_bits = attribute("cudaDevAttrMemoryClockRate"), attribute("cudaDevAttrGlobalMemoryBusWidth")
+    return clock_khz / 1e3 or None, 2 * memory_khz * 1e3 * width_bits / 8 / 1e9 or None

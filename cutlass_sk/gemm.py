@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import env, operands, planner
+from . import explain as _explain
 from .call import Call, launch, make_calls, plain
 from .device import Device, check_name, real, resolve
 from .dtypes import name_of
@@ -18,7 +19,7 @@ from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
 from .generator.abi import ProblemStruct
 from .generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families, find
-from .generator.spec import Generation, KernelSpec
+from .generator.spec import Generation, KernelSpec, Layout
 from .jit.build import build
 from .kernel import Kernel, load_kernel, plan_struct, problem_struct
 from .operands import Operands
@@ -69,7 +70,7 @@ class Gemm:
         self._count, self._chosen = _choice(kernels, self._dtype, self._out_dtype)
         if self._chosen and generation is None:
             self._generation = self._chosen[0].generation
-        self._plans: dict[tuple[Device, int, int, int], Plan] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
             if self._kernels(name):
@@ -148,6 +149,15 @@ class Gemm:
             return self._plan(m, n, k, device)
         return planner.make_plan(m, n, k, self._kernels_on(device), device, options)
 
+    def explain(self, m: int, n: int, k: int, *, layout_a: Layout = "t", layout_b: Layout = "t") -> _explain.Explanation:
+        """Every candidate that ``plan(m, n, k)`` chooses from, what the model expects of each, and why one won. Needs no GPU.
+
+        layout_a, layout_b   of dense a and b: ``t`` row-major, ``n`` column-major
+        """
+        device = resolve(self._device)
+        kernels = [spec.with_layouts(layout_a, layout_b) for spec in self._kernels_on(device)]
+        return _explain.explain(m, n, k, kernels, device)
+
     def compile(self, *, progress: bool | None = None) -> None:
         """Builds every kernel of this Gemm ahead, in all four operand layouts, into the cache. Needs nvcc, no GPU."""
         device = resolve(self._device)
@@ -206,7 +216,7 @@ class Gemm:
                 return c.zero_() if beta == 0.0 else c.mul_(beta)
             x, y, z = (b.t(), a.t(), c.t()) if plan is None and operands.is_column_major(c) else (a, b, c)
             m, n = z.shape
-            chosen = self._plan(m, n, k, device) if plan is None else self._checked(plan, m, n, k)
+            chosen = self._plan(m, n, k, device, _layouts(x, y)) if plan is None else self._checked(plan, m, n, k)
             ready = operands.prepare(x, y, z, chosen.kernel, read_c=beta != 0.0)
             made = self._launch(ready, chosen, device, alpha, beta)
             if ready.result is not None:
@@ -261,11 +271,11 @@ class Gemm:
         device.architecture(kernels[0])  # raises where this GPU cannot run them
         return kernels
 
-    def _plan(self, m: int, n: int, k: int, device: Device) -> Plan:
-        key = (device, m, n, k)
+    def _plan(self, m: int, n: int, k: int, device: Device, layouts: tuple[Layout, Layout] = ("t", "t")) -> Plan:
+        key = (device, m, n, k, layouts)
         if (plan := self._plans.get(key)) is not None:
             return plan
-        plan = planner.make_plan(m, n, k, self._kernels_on(device), device)
+        plan = planner.make_plan(m, n, k, [spec.with_layouts(*layouts) for spec in self._kernels_on(device)], device)
         if len(self._plans) >= PLAN_CACHE_SIZE:
             self._plans.clear()
         self._plans[key] = plan
@@ -290,6 +300,11 @@ class Gemm:
         own = resolve(self._device)
         if own.index is not None and own.index != device.index:
             raise OperandError(f"the operands lie on cuda:{device.index}; this Gemm is for cuda:{own.index}")
+
+
+def _layouts(a: torch.Tensor, b: torch.Tensor) -> tuple[Layout, Layout]:
+    """How a and b lie: how far their rows are apart decides what loading them costs."""
+    return ("n" if operands.is_column_major(a) else "t"), ("n" if operands.is_column_major(b) else "t")
 
 
 def _restore(

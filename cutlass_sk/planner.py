@@ -15,7 +15,7 @@ from .calibration import profile
 from .device import Device
 from .errors import PlanError
 from .generator.spec import ELEMENT_BYTES, KernelSpec
-from .model import Profile
+from .model import Load, Profile
 from .options import INT_MAX, Options
 from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
@@ -40,6 +40,8 @@ class Work(NamedTuple):
     """A problem cut up for one kernel and grid. Work tiles are the tiles of one cluster; slots run one of them at a time.
 
     work_tiles_m, work_tiles_n   in the kernel's frame: a swapped one computes c^T, n x m
+    bytes_moved                  the least that the problem moves
+    row_bytes_a, row_bytes_b     how far rows of a and b are apart where they are dense (columns, where column-major)
     """
 
     m: int
@@ -51,6 +53,9 @@ class Work(NamedTuple):
     work_tiles_m: int
     work_tiles_n: int
     iters_per_tile: int
+    bytes_moved: int
+    row_bytes_a: int
+    row_bytes_b: int
 
     @property
     def spec(self) -> KernelSpec:
@@ -93,7 +98,14 @@ def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Op
     chain = promotion(m, n, k, plain, options)
     chosen = profile(spec, device, sms, chain) if chain else plain
     across = (tiles_n, tiles_m) if spec.swapped else (tiles_m, tiles_n)
-    return Work(m, n, k, chosen, device, sms, *across, iters)
+    lead_a, lead_b = leading(m, n, k, spec)
+    width = ELEMENT_BYTES[spec.dtype]
+    return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), lead_a * width, lead_b * width)
+
+
+def leading(m: int, n: int, k: int, spec: KernelSpec) -> tuple[int, int]:
+    """Leading dimensions of dense a and b in the layouts of ``spec``."""
+    return (k if spec.layout_a == "t" else m), (n if spec.layout_b == "t" else k)
 
 
 def free_choices(work: Work) -> list[Choice]:
@@ -111,10 +123,9 @@ def free_choices(work: Work) -> list[Choice]:
     # Splits: few, so that a tile is added up in one level or two; and as many as there is room for. Of splits that leave the same
     # number of iterations the fewest.
     most = min(slots // tiles, iters)
-    if work.profile.cluster_slots:
-        for splits, clusters in work.profile.cluster_slots:
-            if tiles <= clusters and splits <= iters:
-                choices.append(Choice(tiles, tiles * splits, splits, True))
+    for splits, clusters in work.profile.cluster_slots:
+        if tiles <= clusters and splits <= iters:
+            choices.append(Choice(tiles, tiles * splits, splits, True))
     last = 1
     for splits in (2, 3, 4, 8, 16, most):
         if splits <= most:
@@ -163,30 +174,44 @@ def stream_k(work: Work, options: Options) -> Choice:
 
 def score(work: Work, choice: Choice) -> float:
     """The model's time for a decomposition, in microseconds."""
-    tiles, slots, iters = work.work_tiles, work.slots, work.iters_per_tile
+    return work.profile.time_us(load(work, choice))
+
+
+def load(work: Work, choice: Choice) -> Load:
+    """What a decomposition asks of the GPU."""
+    tiles, slots, iters = work.work_tiles_m * work.work_tiles_n, work.profile.slots, work.iters_per_tile
     shared, units, splits, in_cluster = choice
-    moved = bytes_moved(work.m, work.n, work.k, work.spec)
+    problem = work[-3:]  # bytes_moved, row_bytes_a, row_bytes_b
     if units == 0:
         waves = -(-tiles // slots)
-        return work.profile.time_us(waves * iters, waves, tiles * iters, moved, 0.0)
+        last = (tiles - 1) % slots + 1
+        return Load(waves * iters, waves, iters, last, waves == 1, tiles * iters, *problem, "none", 1, False)
     share = -(-iters // splits) if splits > 1 else -(-shared * iters // units)
     # As many as can meet in a tile: one iteration of the first, one of the last, whole shares between them.
     peers = splits if splits > 1 else 1 if shared == units else 2 + max(0, iters - 2) // (shared * iters // units)
-    if in_cluster:
-        fixup = work.profile.cluster_fixup_us(splits)
-    else:
-        fixup = work.profile.fixup_us(min(peers, units), share >= iters, reduces_in_parallel(work, choice))
+    fixup = fixup_of(work, choice)
+    meeting = fixup, min(peers, units), share >= iters
     whole = tiles - shared
     if units > slots:
-        load = busiest_iters(work, choice)
-        return work.profile.time_us(load, -(-load // iters), tiles * iters, moved, fixup)
+        most = busiest_iters(work, choice)
+        return Load(most, -(-most // iters), 0, slots, False, tiles * iters, *problem, *meeting)
     # Slot 0 runs a unit, then a whole tile in each further round; the slots behind the units run whole tiles alone.
     rounds = -(-(units + whole) // slots)
-    load, finished = share + (rounds - 1) * iters, rounds
+    most, finished = share + (rounds - 1) * iters, rounds
     if whole and units < slots:
         others = -(-whole // slots)
-        load, finished = max(load, others * iters), max(finished, others)
-    return work.profile.time_us(load, finished, tiles * iters, moved, fixup)
+        most, finished = max(most, others * iters), max(finished, others)
+    last_iters, active = (most, units + whole) if finished == 1 else (0, slots)
+    return Load(most, finished, last_iters, active, finished == 1, tiles * iters, *problem, *meeting)
+
+
+def fixup_of(work: Work, choice: Choice) -> Fixup:
+    """How the partial sums of a tile meet."""
+    if choice.units == 0:
+        return "none"
+    if work.spec.persistent:
+        return "cluster" if choice.in_cluster else "tree"
+    return "separate" if reduces_in_parallel(work, choice) else "serial"
 
 
 def bytes_moved(m: int, n: int, k: int, spec: KernelSpec) -> int:
@@ -230,7 +255,7 @@ def decide(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
     floors = []
     for number, work in enumerate(works):
         tiles = work.work_tiles_m * work.work_tiles_n
-        floors.append((work.profile.floor_us(tiles * work.iters_per_tile, bytes_moved(m, n, k, work.spec)), number))
+        floors.append((work.profile.floor_us(tiles * work.iters_per_tile, work.bytes_moved), number))
     best: Scored | None = None
     for floor, number in sorted(floors):
         if best is not None and floor >= best.time_us:
@@ -276,10 +301,7 @@ def build(candidate: Scored, options: Options) -> Plan:
     # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
     workers = max(min(slots, units + whole), units)
     flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
-    partials = 0 if in_cluster else units * cluster * (2 if parallel else 1) * spec.partial_bytes
-    fixup: Fixup = (
-        "none" if not units else "cluster" if in_cluster else "tree" if spec.persistent else "separate" if parallel else "serial"
-    )
+    slots_of_partials = 0 if in_cluster else units * cluster * (2 if parallel else 1)
     order, swizzle = raster(work, options)
     return Plan(
         m=work.m,
@@ -298,11 +320,11 @@ def build(candidate: Scored, options: Options) -> Plan:
         sk_units=units,
         splits=splits,
         peers=count_peers(shared, iters, units, splits) if units else 1,
-        fixup=fixup,
+        fixup=fixup_of(work, choice),
         waves=tiles / slots,
         efficiency=tiles * iters / (busiest_iters(work, choice) * slots),
         data_parallel_efficiency=tiles / (-(-tiles // slots) * slots),
-        partials_bytes=partials,
+        partials_bytes=slots_of_partials * spec.partial_bytes,
         barrier_bytes=0 if in_cluster else flags * 4,
         reduction_mode=options.reduction_mode if spec.persistent else "deterministic",
         reduction_ctas=reduction_ctas,

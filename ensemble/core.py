@@ -19,10 +19,10 @@ import torch
 from cutlass_sk import Gemm
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.ensemble.accuracy import max_error, reference
-from cutlass_sk.ensemble.provenance import provenance, save
-from cutlass_sk.ensemble.timing import Launch, buffer_sets, time_us
 from cutlass_sk.generator.spec import Generation
 from cutlass_sk.plan import Plan
+from cutlass_sk.provenance import provenance, save
+from cutlass_sk.timing import Launch, buffer_sets, time_us
 
 # Few tiles and long k; short and wide; around whole waves of 128x128 tiles on 132 SMs; squares; model layers; ragged.
 SHAPES: tuple[tuple[int, int, int], ...] = (
@@ -59,7 +59,7 @@ SHAPES: tuple[tuple[int, int, int], ...] = (
 )
 
 METHOD = (
-    "back-to-back launches in a CUDA graph over rotating buffers beyond L2, contenders interleaved, medians (ensemble/timing.py)"
+    "back-to-back launches in a CUDA graph over rotating buffers beyond L2, contenders interleaved, medians (cutlass_sk/timing.py)"
 )
 
 KINDS: tuple[tuple[str, str, Generation], ...] = (

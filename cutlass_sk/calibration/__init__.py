@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from .. import env
-from ..device import PRESETS, Device
+from ..device import Device
 from ..errors import CalibrationError
 from ..generator.spec import KernelSpec
 from ..model import Constants, Limits, Profile
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a file's fields change their meaning."""
 
 SHIPPED = ("h200",)
@@ -70,7 +70,8 @@ class Calibration:
             device = Device(**{**record["device"], "capability": tuple(record["device"]["capability"])})
             constants = {key: Constants(**value) for key, value in record["constants"].items()}
             limits = {key: Limits(**value) for key, value in record["limits"].items()}
-            numbers = [number for entry in (*constants.values(), *limits.values()) for number in asdict(entry).values()]
+            entries: list[Constants | Limits] = [*constants.values(), *limits.values()]
+            numbers = [number for entry in entries for number in asdict(entry).values()]
             if not all(isinstance(number, int | float) and 0 <= number < float("inf") for number in numbers):
                 raise ValueError("a constant is no number of 0 or more")
             return Calibration(device, constants, limits, record["provenance"], source)
@@ -80,12 +81,14 @@ class Calibration:
 
 def profile(spec: KernelSpec, device: Device, sms: int, chain: int = 0) -> Profile:
     """``spec`` on ``sms`` SMs of ``device``, as the planner needs it. Layouts of a and b do not matter."""
-    return _profile(spec.with_layouts("t", "t"), device, sms, chain)
+    if (spec.layout_a, spec.layout_b) != ("t", "t"):
+        spec = spec.with_layouts("t", "t")
+    return _profile(spec, device, sms, chain)
 
 
 @lru_cache(maxsize=4096)
 def _profile(spec: KernelSpec, device: Device, sms: int, chain: int) -> Profile:
-    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain)
+    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain, device.sms)
 
 
 def constants(spec: KernelSpec, device: Device) -> Constants:
@@ -94,7 +97,7 @@ def constants(spec: KernelSpec, device: Device) -> Constants:
     measured = calibration.constants.get(spec.family)
     # What 2.x kernels of the older generation cost on a Hopper GPU says little of the GPUs that they are made for.
     if measured is None or device.capability[0] != calibration.device.capability[0]:
-        return _estimated(spec, device)
+        return estimated(spec, device)
     return measured.scaled(_slower(spec, device, calibration.device))
 
 
@@ -103,11 +106,15 @@ def limits(spec: KernelSpec, device: Device) -> Limits:
     calibration = calibration_of(device)
     measured = calibration.limits.get(f"{spec.generation}_{spec.dtype}")
     if measured is None or device.capability[0] != calibration.device.capability[0]:
-        # 2.5 times memory is what L2 caches give; no limit of power is known.
-        return Limits(2.5 * device.bandwidth_gbs, 0.9 * device.bandwidth_gbs, device.tflops(spec.dtype))
+        return estimated_limits(spec, device)
     speed = device.sms / calibration.device.sms / _slower(spec, device, calibration.device)
     bandwidth = device.bandwidth_gbs / calibration.device.bandwidth_gbs
-    return Limits(measured.l2_gbs * speed, measured.dram_gbs * bandwidth, measured.tflops * speed)
+    return replace(measured, l2_gbs=measured.l2_gbs * speed, dram_gbs=measured.dram_gbs * bandwidth, tflops=measured.tflops * speed)
+
+
+def estimated_limits(spec: KernelSpec, device: Device) -> Limits:
+    """A guess: 2.5 times memory is what L2 caches give; no limit of power is known."""
+    return Limits(2.5 * device.bandwidth_gbs, 0.9 * device.bandwidth_gbs, device.tflops(spec.dtype))
 
 
 def _slower(spec: KernelSpec, device: Device, reference: Device) -> float:
@@ -115,7 +122,8 @@ def _slower(spec: KernelSpec, device: Device, reference: Device) -> float:
     return (reference.tflops(spec.dtype) / reference.sms) / (device.tflops(spec.dtype) / device.sms)
 
 
-def _estimated(spec: KernelSpec, device: Device) -> Constants:
+def estimated(spec: KernelSpec, device: Device) -> Constants:
+    """A guess from data-sheet peaks."""
     tile_m, tile_n, tile_k = spec.tile
     flop_per_us = device.tflops(spec.dtype) * 1e6 * MAIN_LOOP_EFFICIENCY / device.sms
     c = 2 * tile_m * tile_n * tile_k / flop_per_us
@@ -128,8 +136,8 @@ def calibration_of(device: Device) -> Calibration:
     """The calibration that serves ``device``. CalibrationError if a file that should be read is none."""
     if path := env.CALIBRATION.get():
         return _read(path)
-    if device.index is not None and (path := own_path(device)).is_file():
-        return _read(path)
+    if device.index is not None and (own := own_path(device)).is_file():
+        return _read(own)
     for name in SHIPPED:
         if name in device.name.lower():
             return shipped(name)
@@ -141,10 +149,16 @@ def described(device: Device) -> str:
     calibration = calibration_of(device)
     if device.capability[0] != calibration.device.capability[0]:
         return "estimated from data-sheet peaks; cutlass-sk calibrate measures them"
-    same = calibration.device.name == device.name or PRESETS.get(device.name) == calibration.device
-    if same or calibration.source not in SHIPPED or calibration.source in device.name.lower():
-        return f"measured on {calibration.device.name} ({calibration.source})"
-    return f"scaled from {calibration.device.name} by SMs, clock and bandwidth; cutlass-sk calibrate measures them"
+    reference = calibration.device
+    if is_of(calibration, device):
+        return f"measured on {reference.name} ({calibration.source})"
+    return f"scaled from {reference.name} ({calibration.source}) by SMs, clock and bandwidth; cutlass-sk calibrate measures them"
+
+
+def is_of(calibration: Calibration, device: Device) -> bool:
+    """Whether ``calibration`` was measured on a GPU like ``device``, by name and SMs."""
+    named = device.name in (calibration.device.name, calibration.source) or calibration.source in device.name.lower()
+    return named and device.sms == calibration.device.sms
 
 
 @lru_cache(maxsize=8)

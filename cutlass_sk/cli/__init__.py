@@ -13,13 +13,15 @@ from rich.console import Console
 from .. import __version__
 from ..errors import Error
 from .build import build
+from .calibrate import calibrate
 from .demo import demo
 from .doctor import doctor
+from .explain import explain
 from .plan import plan
 from .run import run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (doctor, plan, run, build, demo):
+for command in (doctor, plan, explain, run, build, calibrate, demo):
     app.command()(command)
 
 

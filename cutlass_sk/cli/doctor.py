@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .. import __version__, extension
-from ..device import Device, real
+from .. import __version__, calibration, extension
+from ..device import Device, real, resolve
 from ..errors import DeviceError, Error
 from ..jit.cache import LIBRARY, Cache
 from ..jit.key import SCHEMA
@@ -39,6 +39,7 @@ def doctor(as_json: JsonOption = False) -> None:
         Finding("cutlass_sk", None, __version__),
         Finding("torch", None, f"{torch.__version__} (CUDA runtime {torch.version.cuda or 'none'})"),
         *_gpu(),
+        _constants(),
         *_compiler(),
         _cache(),
         _repeated_calls(),
@@ -87,6 +88,15 @@ def _gpu() -> Iterator[Finding]:
         generation, remedy = "unsupported", str(error)
     yield Finding("GPU", not remedy, f"{_describe(device)}; {generation}", remedy)
     yield Finding("driver", None, _driver())
+
+
+def _constants() -> Finding:
+    """Where the model's constants come from that plans are compared by."""
+    try:
+        device = resolve(None)
+        return Finding("constants", None, f"for {device.name}: {calibration.described(device)}")
+    except Error as error:
+        return Finding("constants", False, "cannot be used", str(error))
 
 
 def _describe(device: Device) -> str:

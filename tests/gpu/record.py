@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cutlass_sk.ensemble.provenance import provenance, save
+from cutlass_sk.provenance import provenance, save
 
 HERE = Path(__file__).parent
 

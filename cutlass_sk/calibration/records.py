@@ -1,0 +1,87 @@
+"""What calibrating measures: one launch of one kernel with one decomposition a record, kept as JSON lines. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..device import Device
+from ..errors import CalibrationError
+from ..generator.catalog import DTYPES, GENERATIONS, families
+from ..generator.spec import KernelSpec
+from ..model import Load
+from ..planner import Choice, Work, cut_up, load
+
+
+@dataclass(frozen=True)
+class Record:
+    """How long one launch took.
+
+    kernel    ``KernelSpec.family``
+    layouts   of the kernel's a and b, such as ``tn``
+    sk_tiles, sk_units, splits   as in ``Plan``
+    """
+
+    kernel: str
+    layouts: str
+    m: int
+    n: int
+    k: int
+    sk_tiles: int
+    sk_units: int
+    splits: int
+    time_us: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.m, self.n, self.k
+
+
+def catalogue() -> dict[str, KernelSpec]:
+    """Every kernel by its family."""
+    return {spec.family: spec for name in GENERATIONS for dtypes in DTYPES for spec in families(*dtypes, name)}
+
+
+def load_of(record: Record, specs: Mapping[str, KernelSpec], device: Device) -> tuple[Work, Load]:
+    """What the launch asked of the GPU, as the model sees it."""
+    layouts = record.layouts
+    spec = specs[record.kernel].with_layouts("t" if layouts[0] == "t" else "n", "t" if layouts[1] == "t" else "n")
+    work = cut_up(*record.shape, spec, device)
+    return work, load(work, Choice(record.sk_tiles // spec.cluster_size, record.sk_units, record.splits))
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    """Appends ``records``, one a line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file; CalibrationError where it has others or none."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError(f"{path} cannot be read: {error}; records are written by cutlass-sk calibrate --records") from None
+    records, known = [], catalogue()
+    types: dict[str, Any] = {
+        field.name: {"int": int, "float": (int, float), "str": str}[str(field.type)] for field in fields(Record)
+    }
+    for number, line in enumerate(lines, 1):
+        try:
+            record = Record(**json.loads(line))
+            wrong = [name for name, kind in types.items() if not isinstance(getattr(record, name), kind)]
+            if wrong or record.layouts not in ("tt", "tn", "nt", "nn") or not 0 < record.time_us < float("inf"):
+                raise ValueError(f"wrong {', '.join(wrong) or 'layouts or time_us'}")
+            if min(record.shape) < 1 or min(record.sk_tiles, record.sk_units) < 0 or record.splits < 1:
+                raise ValueError("a count is out of range")
+        except (TypeError, ValueError) as error:
+            raise CalibrationError(f"{path}, line {number} is no record: {error}; measure again with --records") from None
+        if record.kernel not in known:
+            raise CalibrationError(f"{path}, line {number}: there is no kernel {record.kernel!r}; measure again with this version")
+        records.append(record)
+    if not records:
+        raise CalibrationError(f"{path} has no records; measure with cutlass-sk calibrate --records {path}")
+    return records
