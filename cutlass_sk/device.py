@@ -34,6 +34,9 @@ class Device:
     bandwidth_gbs: float
     index: int | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.sms, self.index))
+
     def tflops(self, dtype: str) -> float:
         """The dense tensor-core peak for a and b of ``dtype``, TFLOP/s."""
         return self.fp64_tflops if dtype == "float64" else self.fp16_tflops

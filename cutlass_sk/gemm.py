@@ -28,6 +28,7 @@ from .plan import Decomposition, Plan, RasterOrder, ReductionMode
 from .workspace import PER_THREAD_STREAM
 
 PLAN_CACHE_SIZE = 4096
+UNFORCED = (None,) * 8
 
 
 class Gemm:
@@ -71,6 +72,7 @@ class Gemm:
         if self._chosen and generation is None:
             self._generation = self._chosen[0].generation
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._sets: dict[tuple[Device, tuple[Layout, Layout]], planner.KernelSet] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
             if self._kernels(name):
@@ -143,10 +145,11 @@ class Gemm:
 
         Options says more of each (``cutlass_sk.options``). Raises PlanError naming the option that is out of range.
         """
-        options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         device = resolve(self._device)
-        if options == Options():
+        forced = decomposition, splits, sms, sk_tiles, sk_units, raster_order, raster_swizzle, promotion
+        if reduction_mode == "deterministic" and forced == UNFORCED:
             return self._plan(m, n, k, device)
+        options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         return planner.make_plan(m, n, k, self._kernels_on(device), device, options)
 
     def explain(self, m: int, n: int, k: int, *, layout_a: Layout = "t", layout_b: Layout = "t") -> _explain.Explanation:
@@ -275,7 +278,10 @@ class Gemm:
         key = (device, m, n, k, layouts)
         if (plan := self._plans.get(key)) is not None:
             return plan
-        plan = planner.make_plan(m, n, k, [spec.with_layouts(*layouts) for spec in self._kernels_on(device)], device)
+        if (kernels := self._sets.get((device, layouts))) is None:
+            specs = tuple(spec.with_layouts(*layouts) for spec in self._kernels_on(device))
+            kernels = self._sets[(device, layouts)] = planner.kernel_set(specs, device)
+        plan = planner.plan_with(m, n, k, kernels)
         if len(self._plans) >= PLAN_CACHE_SIZE:
             self._plans.clear()
         self._plans[key] = plan

@@ -14,11 +14,14 @@ from typing import NamedTuple, SupportsIndex
 from .calibration import profile
 from .device import Device
 from .errors import PlanError
-from .generator.spec import ELEMENT_BYTES, KernelSpec
+from .generator.spec import ELEMENT_BYTES, KernelSpec, Layout
 from .model import Load, Profile
 from .options import INT_MAX, Options
 from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
+
+NOTHING = Options()
+"""Nothing forced."""
 
 MAX_PEERS = 1 << 20
 """The most units that may meet in a tile; far beyond what pays."""
@@ -83,13 +86,55 @@ class Scored(NamedTuple):
     choice: Choice
 
 
-def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Options = Options()) -> Work:  # noqa: B008
+class KernelSet:
+    """Kernels on one GPU, with what planning needs of them worked out once.
+
+    Where rows of a or b cannot start on 16 bytes, kernels that load by TMA leave the problem to those that do not, if there are
+    any; float32 outputs are then summed in short chains (``promotion``).
+    """
+
+    __slots__ = ("_all", "_other", "device", "layouts", "sms")
+
+    def __init__(self, kernels: Sequence[KernelSpec], device: Device, sms: int) -> None:
+        self.device, self.sms = device, sms
+        self.layouts = kernels[0].layout_a, kernels[0].layout_b
+        fitting = [spec for spec in kernels if spec.cluster_size <= sms] or list(kernels)
+        self._all = tuple(profile(spec, device, sms) for spec in fitting)
+        least = min(spec.alignment for spec in fitting)
+        other = [kernel for kernel in self._all if kernel.spec.alignment == least]
+        if least > 1:
+            other = [kernel for kernel in other if kernel.spec.promotable] or other
+        self._other = tuple(other)
+
+    def profiles(self, m: int, n: int, k: int, *, promoted: bool = False) -> tuple[Profile, ...]:
+        """The kernels that may take a problem. ``promoted``: only those that can end chains of sums."""
+        if self._all[0].spec.alignment == 2:  # float64
+            lead_a, lead_b = leading(m, n, k, self.layouts)
+            other = (lead_a | lead_b) & 1
+        else:
+            other = (n | k) & 7
+        return self._other if other or promoted else self._all
+
+
+@lru_cache(maxsize=256)
+def kernel_set(kernels: tuple[KernelSpec, ...], device: Device, sms: int | None = None) -> KernelSet:
+    """``kernels`` on ``sms`` SMs of ``device``; default all."""
+    return KernelSet(kernels, device, sms or device.sms)
+
+
+def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Options = NOTHING) -> Work:
     """Cuts the problem into tiles; PlanError if it is beyond 32-bit tile arithmetic."""
-    for name, size in (("m", m), ("n", n), ("k", k)):
-        if not 1 <= size <= INT_MAX:
-            raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
     sms = options.sms or device.sms
-    plain = profile(spec, device, sms)
+    return _cut(m, n, k, profile(spec, device, sms), (spec.layout_a, spec.layout_b), device, sms, options)
+
+
+def _cut(
+    m: int, n: int, k: int, plain: Profile, layouts: tuple[Layout, Layout], device: Device, sms: int, options: Options
+) -> Work:
+    if not (0 < m <= INT_MAX and 0 < n <= INT_MAX and 0 < k <= INT_MAX):
+        name, size = next((name, size) for name, size in (("m", m), ("n", n), ("k", k)) if not 0 < size <= INT_MAX)
+        raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
+    spec = plain.spec
     tiles_m, tiles_n, iters = -(-m // plain.span_m), -(-n // plain.span_n), -(-k // plain.tile_k)
     if tiles_m * tiles_n * spec.cluster_size + plain.slots > INT_MAX // 2:
         raise PlanError(f"m={m}, n={n} make {tiles_m * tiles_n} tiles of {spec.name}, too many for one launch; split the problem")
@@ -98,14 +143,14 @@ def cut_up(m: int, n: int, k: int, spec: KernelSpec, device: Device, options: Op
     chain = promotion(m, n, k, plain, options)
     chosen = profile(spec, device, sms, chain) if chain else plain
     across = (tiles_n, tiles_m) if spec.swapped else (tiles_m, tiles_n)
-    lead_a, lead_b = leading(m, n, k, spec)
+    lead_a, lead_b = leading(m, n, k, layouts)
     width = ELEMENT_BYTES[spec.dtype]
     return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), lead_a * width, lead_b * width)
 
 
-def leading(m: int, n: int, k: int, spec: KernelSpec) -> tuple[int, int]:
-    """Leading dimensions of dense a and b in the layouts of ``spec``."""
-    return (k if spec.layout_a == "t" else m), (n if spec.layout_b == "t" else k)
+def leading(m: int, n: int, k: int, layouts: tuple[Layout, Layout]) -> tuple[int, int]:
+    """Leading dimensions of dense a and b in these layouts."""
+    return (k if layouts[0] == "t" else m), (n if layouts[1] == "t" else k)
 
 
 def free_choices(work: Work) -> list[Choice]:
@@ -180,7 +225,7 @@ def score(work: Work, choice: Choice) -> float:
 def load(work: Work, choice: Choice) -> Load:
     """What a decomposition asks of the GPU."""
     tiles, slots, iters = work.work_tiles_m * work.work_tiles_n, work.profile.slots, work.iters_per_tile
-    shared, units, splits, in_cluster = choice
+    shared, units, splits, _ = choice
     problem = work[-3:]  # bytes_moved, row_bytes_a, row_bytes_b
     if units == 0:
         waves = -(-tiles // slots)
@@ -243,15 +288,17 @@ def busiest_iters(work: Work, choice: Choice) -> int:
 
 def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options) -> Iterator[Scored]:
     """Every candidate of every eligible kernel, with its time, in the order of the kernels. PlanError as ``make_plan``."""
-    for spec in eligible(kernels, n, k, device, options):
-        work = cut_up(m, n, k, spec, device, options)
+    chosen = kernel_set(tuple(kernels), device, options.sms)
+    for kernel in chosen.profiles(m, n, k, promoted=bool(options.promotion)):
+        work = _cut(m, n, k, kernel, chosen.layouts, device, chosen.sms, options)
         for choice in forced_choices(work, options):
             yield Scored(score(work, choice), work, choice)
 
 
-def decide(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device) -> Scored:
+def decide(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
     """The best candidate where nothing is forced: what ``min`` over ``scored`` gives, in a fraction of the time."""
-    works = [cut_up(m, n, k, spec, device) for spec in eligible(kernels, n, k, device, Options())]
+    layouts, device, sms = kernels.layouts, kernels.device, kernels.sms
+    works = [_cut(m, n, k, kernel, layouts, device, sms, NOTHING) for kernel in kernels.profiles(m, n, k)]
     floors = []
     for number, work in enumerate(works):
         tiles = work.work_tiles_m * work.work_tiles_n
@@ -269,14 +316,19 @@ def decide(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
     return best
 
 
+def plan_with(m: int, n: int, k: int, kernels: KernelSet) -> Plan:
+    """``make_plan`` where nothing is forced."""
+    return build(decide(_whole("m", m), _whole("n", n), _whole("k", k), kernels), NOTHING)
+
+
 def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
     """The plan with the least predicted time for c[m, n] = a[m, k] @ b[k, n] over ``kernels``, within ``options``.
 
     Raises PlanError where an option is out of range or nothing fits it.
     """
+    if options is None or options == NOTHING:
+        return plan_with(m, n, k, kernel_set(tuple(kernels), device))
     m, n, k = _whole("m", m), _whole("n", n), _whole("k", k)
-    if options is None or options == Options():
-        return build(decide(m, n, k, kernels, device), Options())
     options.check(device)
     best = min(scored(m, n, k, kernels, device, options), key=lambda candidate: candidate.time_us, default=None)
     if best is None:
@@ -335,18 +387,6 @@ def build(candidate: Scored, options: Options) -> Plan:
     )
 
 
-def eligible(kernels: Sequence[KernelSpec], n: int, k: int, device: Device, options: Options) -> Sequence[KernelSpec]:
-    """Kernels whose cluster fits the grid and that can end chains where that is wanted; all of them, if none does."""
-    promoted = bool(options.promotion) or (options.promotion is None and ragged(n, k))
-    return _eligible(tuple(kernels), options.sms or device.sms, promoted)
-
-
-@lru_cache(maxsize=1024)
-def _eligible(kernels: tuple[KernelSpec, ...], sms: int, promoted: bool) -> Sequence[KernelSpec]:
-    fitting = [spec for spec in kernels if spec.cluster_size <= sms] or kernels
-    return ([spec for spec in fitting if spec.promotable] or fitting) if promoted else fitting
-
-
 def promotion(m: int, n: int, k: int, kernel: Profile, options: Options) -> int:
     """Elements of k in a chain of tensor-core sums, for float32 outputs; 0: no limit.
 
@@ -382,7 +422,7 @@ def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
                 f"{work.spec.name} visits these tiles {order} with swizzle 1; raster_order and raster_swizzle cannot be forced"
             )
         return order, 1
-    shorter: RasterOrder = "along_m" if work.work_tiles_m <= work.work_tiles_n else "along_n"
+    shorter: RasterOrder = "along_m" if work.work_tiles_m < work.work_tiles_n else "along_n"
     return options.raster_order or shorter, options.raster_swizzle or 1
 
 

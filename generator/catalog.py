@@ -18,17 +18,33 @@ DTYPES: tuple[tuple[str, str], ...] = (
 )
 """(element type of a and b, element type of c) of every kernel."""
 
-SM90_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int]], ...] = (
-    ((128, 128, 64), (2, 1)),
-    ((128, 256, 64), (2, 1)),
-    ((128, 128, 64), (1, 1)),
-    ((128, 256, 64), (1, 1)),
+SM90_KERNELS: tuple[tuple[tuple[int, int], tuple[int, int], Schedule, bool], ...] = (
+    ((64, 128), (2, 1), "pingpong", True),
+    ((256, 128), (1, 2), "cooperative", True),
+    ((64, 64), (1, 1), "pingpong", False),
+    ((64, 160), (4, 1), "pingpong", False),
+    ((128, 192), (2, 1), "cooperative", True),
+    ((128, 160), (2, 1), "pingpong", False),
+    ((64, 96), (4, 1), "pingpong", False),
+    ((64, 160), (4, 1), "pingpong", True),
 )
+"""(tile_m, tile_n), cluster, schedule and whether swapped, of the 16-bit kernels on Hopper, tile_k 64: the first is the best single
+kernel, and each further one adds most to those before it (results/h200/kernel_set.json)."""
+
+FP64_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int], ...] = (
+    ((64, 64, 16), (1, 1), "pingpong", 12),
+    ((128, 128, 16), (2, 1), "cooperative", 6),
+    ((32, 32, 16), (1, 1), "pingpong", 16),
+    ((128, 64, 16), (1, 1), "pingpong", 8),
+    ((32, 64, 16), (1, 1), "pingpong", 12),
+    ((64, 128, 16), (1, 1), "pingpong", 8),
+)
+"""Tile, cluster, schedule and stages of the fp64 kernels on Hopper that load by TMA."""
 
 
-def fits_twice(tile: tuple[int, int, int]) -> bool:
-    """Whether two consumer warpgroups have registers for the tile's sums and, beside them, for those still in the tensor core."""
-    return tile[0] * tile[1] <= 128 * 128
+def fits_twice(tile: tuple[int, int], schedule: Schedule) -> bool:
+    """Whether consumer warpgroups have registers for the tile's sums and, beside them, for those still in the tensor core."""
+    return tile[0] * tile[1] <= (2 if schedule == "cooperative" else 1) * 80 * 128
 
 
 def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[KernelSpec, ...]:
@@ -39,8 +55,18 @@ def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[Kernel
         return _fp64(generation)
     if generation == "sm90a":
         return tuple(
-            KernelSpec("sm90a", "3x", dtype, out_dtype, tile, cluster, promotable=out_dtype == "float32" and fits_twice(tile))
-            for tile, cluster in SM90_TILES
+            KernelSpec(
+                "sm90a",
+                "3x",
+                dtype,
+                out_dtype,
+                (*tile, 64),
+                cluster,
+                schedule=schedule,
+                swapped=swapped,
+                promotable=out_dtype == "float32" and fits_twice(tile, schedule),
+            )
+            for tile, cluster, schedule, swapped in SM90_KERNELS
         )
     # The kernel of the Stream-K paper: 128x128x32, four warps of 64x64.
     return (KernelSpec("sm80", "2x", dtype, out_dtype, (128, 128, 32), instruction=(16, 8, 16), warps=(2, 2), stages=4),)
@@ -49,31 +75,8 @@ def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[Kernel
 def _fp64(generation: Generation) -> tuple[KernelSpec, ...]:
     if generation == "sm80":  # the paper's: 64x64x16, four warps of 32x32
         return (KernelSpec("sm80", "2x", "float64", "float64", (64, 64, 16), instruction=(8, 8, 4), warps=(2, 2), stages=4),)
-    # 16x8x4 of the three Hopper instructions: see results/NOTES.md. 16x8x8 and 16x8x16 give wrong products with these headers.
-    return (KernelSpec("sm90a", "2x", "float64", "float64", (64, 64, 16), instruction=(16, 8, 4), warps=(2, 2), stages=4),)
-
-
-FP64_TILES: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int, int], ...] = (
-    ((64, 64, 16), (1, 1), "single", 6, 2),
-    ((128, 128, 16), (1, 1), "cooperative", 6, 1),
-    ((128, 64, 16), (1, 1), "single", 4, 2),
-    ((64, 128, 16), (1, 1), "single", 4, 2),
-    ((128, 128, 16), (2, 1), "cooperative", 6, 1),
-    ((64, 64, 16), (2, 1), "single", 6, 2),
-    ((64, 32, 16), (1, 1), "single", 8, 2),
-    ((32, 64, 16), (1, 1), "single", 8, 2),
-    ((32, 32, 16), (1, 1), "single", 12, 2),
-    ((64, 64, 32), (1, 1), "single", 3, 2),
-    ((64, 64, 16), (1, 1), "pingpong", 12, 1),
-    ((128, 64, 16), (1, 1), "pingpong", 8, 1),
-    ((128, 128, 32), (1, 1), "cooperative", 3, 1),
-)
-"""Tile, cluster, schedule, stages and CTAs an SM of what ``fp64_candidates`` gives."""
-
-
-def fp64_candidates(instruction_k: int = 4) -> tuple[KernelSpec, ...]:
-    """fp64 kernels of our own main loop, to choose from by measurement; they are in no family yet."""
-    return tuple(
+    # 16x8x4 of the three Hopper instructions: see results/NOTES.md. The last kernel is for operands that TMA cannot load.
+    by_tma = tuple(
         KernelSpec(
             "sm90a",
             "3x",
@@ -81,14 +84,14 @@ def fp64_candidates(instruction_k: int = 4) -> tuple[KernelSpec, ...]:
             "float64",
             tile,
             cluster,
-            instruction=(16, 8, instruction_k),
+            instruction=(16, 8, 4),
             stages=stages,
             schedule=schedule,
-            ctas_per_sm=ctas_per_sm,
         )
-        for tile, cluster, schedule, stages, ctas_per_sm in FP64_TILES
-        if tile[2] % (2 * instruction_k) == 0
+        for tile, cluster, schedule, stages in FP64_KERNELS
     )
+    by_vector = KernelSpec("sm90a", "2x", "float64", "float64", (64, 64, 16), instruction=(16, 8, 4), warps=(2, 2), stages=4)
+    return (*by_tma, by_vector)
 
 
 def kernels() -> Iterator[KernelSpec]:

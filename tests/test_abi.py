@@ -178,7 +178,13 @@ def test_plan_struct_carries_every_field() -> None:
     struct = plan_struct(PLAN)
     values = {name: getattr(struct, name) for name in field_names(abi.PlanStruct)}
     same_name = {name: getattr(PLAN, name) for name in values if hasattr(PLAN, name)}
-    own = {"struct_bytes": ctypes.sizeof(abi.PlanStruct), "nondeterministic": 0, "raster_along_n": 0, "promotion_iters": 2, "in_clusters": 1}
+    own = {
+        "struct_bytes": ctypes.sizeof(abi.PlanStruct),
+        "nondeterministic": 0,
+        "raster_along_n": 0,
+        "promotion_iters": 2,
+        "in_clusters": 1,
+    }
     assert values == same_name | own
     other = plan_struct(replace(PLAN, reduction_mode="nondeterministic", raster_order="along_n", fixup="tree"))
     assert (other.nondeterministic, other.raster_along_n, other.in_clusters) == (1, 1, 0)

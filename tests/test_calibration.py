@@ -49,7 +49,7 @@ def candidates(shape: tuple[int, int, int], kernels: Any, device: Device = H200)
 
 def recorded(scored: planner.Scored, spec: KernelSpec, time_us: float) -> Record:
     plan, layouts = planner.build(scored, Options()), spec.layout_a + spec.layout_b
-    return Record(spec.family, layouts, plan.m, plan.n, plan.k, plan.sk_tiles, plan.sk_units, plan.splits, time_us)
+    return Record(spec.family, layouts, plan.m, plan.n, plan.k, plan.sk_tiles, plan.sk_units, plan.splits, plan.fixup, time_us)
 
 
 def synthetic(constants: dict[str, Constants], limits: Limits, specs: list[KernelSpec], count: int) -> list[Record]:
@@ -183,8 +183,8 @@ def test_a_wrong_calibration_is_refused_with_the_remedy(
     [
         ("{", "line 1 is no record"),
         ('{"kernel": "x"}', "line 1 is no record"),
-        (json.dumps({**dataclasses.asdict(Record("x", "tn", 8, 8, 8, 0, 0, 1, 2.0))}), "there is no kernel 'x'"),
-        (json.dumps({**dataclasses.asdict(Record(FAMILY[0].family, "tn", 8, 8, 8, 0, 0, 1, -2.0))}), "line 1 is no record"),
+        (json.dumps({**dataclasses.asdict(Record("x", "tn", 8, 8, 8, 0, 0, 1, "none", 2.0))}), "there is no kernel 'x'"),
+        (json.dumps({**dataclasses.asdict(Record(FAMILY[0].family, "tn", 8, 8, 8, 0, 0, 1, "none", -2.0))}), "line 1 is no record"),
         ("", "has no records"),
     ],
 )

@@ -21,7 +21,7 @@ from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.options import INT_MAX, Options
 from cutlass_sk.plan import CLUSTER_SPLITS, DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
-from cutlass_sk.planner import decide, make_plan, scored
+from cutlass_sk.planner import decide, kernel_set, make_plan, scored
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]
 HOPPER = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64), (2, 1))
@@ -182,7 +182,7 @@ def test_the_same_question_has_the_same_answer(request: tuple[Any, ...]) -> None
 def test_the_chosen_plan_is_the_best_of_all_candidates(request: tuple[Any, ...]) -> None:
     """Also where the planner stops looking, because what is left cannot be faster."""
     m, n, k, kernels, device, _ = request
-    best = decide(m, n, k, kernels, device)
+    best = decide(m, n, k, kernel_set(tuple(kernels), device))
     assert best.time_us == min(candidate.time_us for candidate in scored(m, n, k, kernels, device, Options()))
     assert make_plan(m, n, k, kernels, device).predicted_time_us == best.time_us
     data_parallel = make_plan(m, n, k, kernels, device, Options(decomposition="data_parallel"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import log2
@@ -13,11 +14,11 @@ from random import Random
 import torch
 
 from .. import planner
-from ..call import Call, enqueue, template
 from ..device import Device
 from ..dtypes import torch_dtype
-from ..generator.spec import ELEMENT_BYTES, KernelSpec
-from ..kernel import load_kernel, plan_struct, problem_struct
+from ..generator import abi
+from ..generator.spec import KernelSpec
+from ..kernel import Prepared, load_kernel, plan_struct, problem_struct
 from ..options import Options
 from ..plan import Plan
 from ..timing import Pool, buffer_sets, time_us
@@ -32,6 +33,7 @@ MOST = 90
 """Candidates a shape."""
 FILL_US = 300.0
 POOL_BYTES = 1 << 30
+PARTIALS_BYTES, FLAG_BYTES = 256 << 20, 1 << 20
 MOST_SETS = 60
 REPEATS = 4
 
@@ -49,7 +51,7 @@ class Candidate:
 
     def record(self, measured_us: float) -> Record:
         plan, spec = self.plan, self.spec
-        counts = plan.sk_tiles, plan.sk_units, plan.splits
+        counts = plan.sk_tiles, plan.sk_units, plan.splits, plan.fixup
         return Record(spec.family, spec.layout_a + spec.layout_b, plan.m, plan.n, plan.k, *counts, round(measured_us, 3))
 
 
@@ -84,7 +86,7 @@ def measured_layouts(spec: KernelSpec) -> KernelSpec:
     """The kernel for a row-major and b column-major; b row-major, too, for float64."""
     if spec.dtype == "float64":
         return spec.with_layouts("t", "t")
-    return spec.with_layouts("t", "n")  # and a^T, b^T of a kernel that computes c^T: its a is b^T
+    return spec.with_layouts("t", "n")
 
 
 def candidates(shape: Shape, specs: Sequence[KernelSpec], device: Device, random: Random) -> list[Candidate]:
@@ -119,6 +121,7 @@ def measure(
     largest = LARGEST * LARGEST
     operands = Pool(inputs, max(POOL_BYTES, 2 * largest * inputs.itemsize))
     outputs = Pool(out, max(POOL_BYTES, largest * out.itemsize), random=False)
+    workspace = Workspace()
     for number, shape in enumerate(wanted):
         if time.monotonic() >= end:
             return
@@ -133,36 +136,49 @@ def measure(
         def take(number: int, read: Sizes = read, written: Size = written) -> list[torch.Tensor]:
             return [*operands.take(number, *read), *outputs.take(number, written)]
 
-        contenders = candidates(shape, specs, device, random)
+        contenders = [one for one in candidates(shape, specs, device, random) if workspace.holds(one.plan)]
         launches, expected = {}, {}
         for index, candidate in enumerate(contenders):
-            launches[str(index)] = _launch(candidate, device, take)
+            launches[str(index)] = _launch(candidate, device, workspace, take)
             expected[str(index)] = candidate.plan.predicted_time_us
         times = time_us(launches, sets, repeats=REPEATS, fill_us=FILL_US, expected_us=expected)
         yield [candidate.record(times[str(index)]) for index, candidate in enumerate(contenders)]
     progress(len(wanted), len(wanted))
 
 
-def _launch(candidate: Candidate, device: Device, take: Callable[[int], list[torch.Tensor]]) -> Callable[[int], object]:
-    """A launch that costs the host little: everything but addresses is settled before."""
+class Workspace:
+    """Partial sums and flags for all launches: they follow each other on one stream and leave flags at zero."""
+
+    def __init__(self) -> None:
+        self.partials = torch.empty(PARTIALS_BYTES, dtype=torch.uint8, device="cuda")
+        self.flags = torch.zeros(FLAG_BYTES, dtype=torch.uint8, device="cuda")
+
+    def holds(self, plan: Plan) -> bool:
+        return plan.partials_bytes <= PARTIALS_BYTES and plan.barrier_bytes <= FLAG_BYTES
+
+
+def _launch(
+    candidate: Candidate, device: Device, workspace: Workspace, take: Callable[[int], list[torch.Tensor]]
+) -> Callable[[int], object]:
+    """A launch that costs the host little: everything but addresses is settled by the first."""
     spec, plan = candidate.spec, candidate.plan
     m, n, k = plan.m, plan.n, plan.k
-    transposed = spec.layout_c == "n"
-    rows, across = (n, m) if transposed else (m, n)
-    lead_a, lead_b = (k if spec.layout_a == "t" else rows), (across if spec.layout_b == "t" else k)
-    kernel = load_kernel(spec, device.architecture(spec))
-    problem = problem_struct(rows, across, k, lead_a, lead_b, n)
-    reach = m * k * ELEMENT_BYTES[spec.dtype], k * n * ELEMENT_BYTES[spec.dtype], m * n * ELEMENT_BYTES[spec.out_dtype]
-    call = Call(
-        kernel,
-        replace(plan, kernel=spec),
-        template(device.index or 0, problem, plan_struct(plan)),
-        device.capability >= (9, 0),
-        *reach,
+    kernel, index = load_kernel(spec, device.architecture(spec)), device.index or 0
+    lead_a, lead_b = planner.leading(m, n, k, (spec.layout_a, spec.layout_b))
+    problem = problem_struct(m, n, k, lead_a, lead_b, n)
+    partials, flags = workspace.partials.data_ptr(), workspace.flags.data_ptr()
+    addresses = abi.AddressesStruct(
+        alpha=1.0, beta=0.0, partials=partials, barriers=flags, programmatic=device.capability >= (9, 0)
     )
+    made: list[Prepared] = []
 
     def launch(number: int) -> None:
-        a, b, c = take(number)
-        enqueue(call, *((b, a) if transposed else (a, b)), c, 1.0, 0.0)
+        addresses.a, addresses.b, addresses.c = (tensor.data_ptr() for tensor in take(number))
+        addresses.stream = torch._C._cuda_getCurrentRawStream(index)
+        if not made:
+            size = ctypes.sizeof(abi.LaunchStruct)
+            whole = abi.LaunchStruct(struct_bytes=size, device=index, problem=problem, plan=plan_struct(plan), addresses=addresses)
+            made.append(kernel.prepare(whole))
+        kernel.enqueue(made[0], addresses)
 
     return launch

@@ -22,7 +22,7 @@ class Record:
 
     kernel    ``KernelSpec.family``
     layouts   of the kernel's a and b, such as ``tn``
-    sk_tiles, sk_units, splits   as in ``Plan``
+    sk_tiles, sk_units, splits, fixup   as in ``Plan``
     """
 
     kernel: str
@@ -33,6 +33,7 @@ class Record:
     sk_tiles: int
     sk_units: int
     splits: int
+    fixup: str
     time_us: float
 
     @property
@@ -50,7 +51,7 @@ def load_of(record: Record, specs: Mapping[str, KernelSpec], device: Device) -> 
     layouts = record.layouts
     spec = specs[record.kernel].with_layouts("t" if layouts[0] == "t" else "n", "t" if layouts[1] == "t" else "n")
     work = cut_up(*record.shape, spec, device)
-    return work, load(work, Choice(record.sk_tiles // spec.cluster_size, record.sk_units, record.splits))
+    return work, load(work, Choice(record.sk_tiles // spec.cluster_size, record.sk_units, record.splits, record.fixup == "cluster"))
 
 
 def write(path: Path, records: Iterable[Record]) -> None:

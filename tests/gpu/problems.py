@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import torch
 
 from cutlass_sk import Gemm, KernelSpec, Plan
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
+from cutlass_sk.generator.spec import Layout
 
-# The first kernel of each dtype and generation in every layout, the others in one.
-KERNELS: tuple[KernelSpec, ...] = tuple(
-    family.with_layouts(*layouts)
-    for generation in GENERATIONS
-    for dtype, out_dtype in DTYPES
-    for index, family in enumerate(families(dtype, out_dtype, generation))
-    for layouts in (LAYOUTS if index == 0 else (("t", "n"),))
-)
+
+def _tested() -> Iterator[KernelSpec]:
+    """Every kernel, in the layouts of ``Linear`` (tn; tt for float64); the first of a dtype in others, too, float16's in all."""
+    for generation in GENERATIONS:
+        for dtype, out_dtype in DTYPES:
+            for index, family in enumerate(families(dtype, out_dtype, generation)):
+                usual: tuple[Layout, Layout] = ("t", "t") if dtype == "float64" else ("t", "n")
+                other = (
+                    LAYOUTS if dtype == out_dtype != "bfloat16" and generation == "sm90a" else (usual, ("t", "t"), ("n", "n"))[:2]
+                )
+                if generation == "sm80":
+                    other = (("t", "t"), ("n", "n"))
+                if index > 1 and (dtype, out_dtype) == ("bfloat16", "float32"):
+                    continue  # differs from float16's in the letters of its instruction alone
+                for layouts in other if index == 0 else (usual,):
+                    yield family.with_layouts(*layouts)
+
+
+KERNELS: tuple[KernelSpec, ...] = tuple(_tested())
 
 
 def gemm_of(spec: KernelSpec) -> Gemm:
     """A Gemm that uses only this kernel."""
-    return Gemm(spec.dtype, out_dtype=spec.out_dtype, generation=spec.generation, tile=spec.tile, cluster=spec.cluster)
+    return Gemm(spec.dtype, out_dtype=spec.out_dtype, kernels=[spec])
 
 
 def operands(spec: KernelSpec, m: int, n: int, k: int, *, exact: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
