@@ -22,7 +22,7 @@ from cutlass_sk.ensemble.candidates import identity
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.errors import LaunchError
 from cutlass_sk.generator import abi
-from cutlass_sk.generator.spec import Layout
+from cutlass_sk.generator.spec import KernelSpec, Layout
 from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
 from cutlass_sk.plan import Plan
 
@@ -94,6 +94,40 @@ def replays_for(predicted_us: float, launches: int) -> int:
     return REPLAYS if predicted_us * launches <= LONG_US else LONG_REPLAYS
 
 
+def prepared(
+    spec: KernelSpec,
+    plan: Plan,
+    problem: abi.ProblemStruct,
+    device: Device,
+    stream: torch.cuda.Stream,
+    partials: torch.Tensor,
+    barriers: torch.Tensor,
+) -> Launch:
+    """All that is needed of the library's way to launch: the C ABI's struct, filled once; a launch sets three addresses.
+
+    Launches on one stream run in order and leave barriers at zero, so that all of them share one workspace.
+    """
+    kernel = load_kernel(spec, device.architecture(spec))
+    struct = abi.LaunchStruct(
+        struct_bytes=ctypes.sizeof(abi.LaunchStruct),
+        device=device.index or 0,
+        programmatic=device.capability >= (9, 0),
+        problem=problem,
+        plan=plan_struct(plan),
+        alpha=1.0,
+        beta=0.0,
+        partials=partials.data_ptr(),
+        barriers=barriers.data_ptr(),
+        stream=stream.cuda_stream,
+    )
+
+    def launch(a: int, b: int, c: int, kept: object = (partials, barriers)) -> None:
+        struct.a, struct.b, struct.c = a, b, c
+        kernel.launch(struct)
+
+    return launch
+
+
 class Arena:
     """One dtype on the current GPU. ``layouts``: of a and b, row-major ``t`` or column-major ``n``; c is row-major."""
 
@@ -113,6 +147,7 @@ class Arena:
         self._barriers = torch.zeros(1 << 20, dtype=torch.uint8, device=self.where)
         self._stream = torch.cuda.Stream()
         self._events: list[torch.cuda.Event] = []
+        self._bound: dict[tuple[object, ...], Launch] = {}
         torch.cuda.synchronize()
 
     def time(self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False) -> dict[str, Timed]:
@@ -185,11 +220,13 @@ class Arena:
 
     def close(self) -> None:
         """Gives the memory back."""
+        self._bound.clear()
         del self._inputs, self._outputs, self._other, self._partials, self._barriers
         torch.cuda.empty_cache()
 
     def _buffers(self, problem: Problem, most: int) -> Buffers:
         """As many sets as there are launches, or as fit into the pools."""
+        self._bound.clear()
         m, n, k = problem.m, problem.n, problem.k
         item, item_c = self._inputs.element_size(), self._outputs.element_size()
         a_bytes, b_bytes, c_bytes = (-(-size // 256) * 256 for size in (m * k * item, k * n * item, m * n * item_c))
@@ -212,41 +249,28 @@ class Arena:
         return Buffers(tuple(addresses), tuple(views), a_bytes + b_bytes + c_bytes)
 
     def _bind(self, plan: Plan, problem: Problem) -> Launch:
-        """All of the library that is needed to launch ``plan``: the C ABI's struct, filled once; a launch sets three addresses."""
+        """A launch of ``plan`` on operands whose addresses are given later. One and the same until ``_buffers`` begins a problem, so
+        that what a kernel does at its first launch is not captured."""
+        if (known := self._bound.get(identity(plan))) is None:
+            known = self._bound[identity(plan)] = self._made(plan, problem)
+        return known
+
+    def _made(self, plan: Plan, problem: Problem) -> Launch:
         m, n, k = problem.m, problem.n, problem.k
         (layout_a, layout_b), swapped = self.layouts, plan.kernel.layout_c == "n"
         leading_a, leading_b = (k if layout_a == "t" else m), (n if layout_b == "t" else k)
-        if swapped:  # the kernel computes c^T = b^T a^T: the operands change places and letters, and keep their memory
-            described = problem_struct(n, m, k, leading_b, leading_a, n)
-            spec = plan.kernel.with_layouts(flipped(layout_b), flipped(layout_a))
-        else:
-            described = problem_struct(m, n, k, leading_a, leading_b, n)
-            spec = plan.kernel.with_layouts(layout_a, layout_b)
         if plan.partials_bytes > self._partials.numel():
             self._partials = torch.empty(plan.partials_bytes, dtype=torch.uint8, device=self.where)
         if plan.barrier_bytes > self._barriers.numel():
             self._barriers = torch.zeros(plan.barrier_bytes, dtype=torch.uint8, device=self.where)
-        partials, barriers = self._partials, self._barriers
-        kernel = load_kernel(spec, self.device.architecture(spec))
-        struct = abi.LaunchStruct(
-            struct_bytes=ctypes.sizeof(abi.LaunchStruct),
-            device=self.device.index or 0,
-            programmatic=self.device.capability >= (9, 0),
-            problem=described,
-            plan=plan_struct(plan),
-            alpha=1.0,
-            beta=0.0,
-            partials=partials.data_ptr(),
-            barriers=barriers.data_ptr(),
-            stream=self._stream.cuda_stream,
-        )
-
-        def launch(a: int, b: int, c: int, kept: object = (partials, barriers)) -> None:
-            struct.a, struct.b = (b, a) if swapped else (a, b)
-            struct.c = c
-            kernel.launch(struct)
-
-        return launch
+        workspace = self._partials, self._barriers
+        if not swapped:
+            spec = plan.kernel.with_layouts(layout_a, layout_b)
+            return prepared(spec, plan, problem_struct(m, n, k, leading_a, leading_b, n), self.device, self._stream, *workspace)
+        # The kernel computes c^T = b^T a^T: the operands change places and letters, and keep their memory.
+        spec = plan.kernel.with_layouts(flipped(layout_b), flipped(layout_a))
+        launch = prepared(spec, plan, problem_struct(n, m, k, leading_b, leading_a, n), self.device, self._stream, *workspace)
+        return lambda a, b, c: launch(b, a, c)
 
     def _launch(self, launch: Launch | None, buffers: Buffers, number: int) -> None:
         """Enqueues a launch on a buffer set; None: cuBLAS's."""
