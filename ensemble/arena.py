@@ -249,8 +249,8 @@ class Arena:
         return Buffers(tuple(addresses), tuple(views), a_bytes + b_bytes + c_bytes)
 
     def _bind(self, plan: Plan, problem: Problem) -> Launch:
-        """A launch of ``plan`` on operands whose addresses are given later. One and the same until ``_buffers`` begins a problem, so
-        that what a kernel does at its first launch is not captured."""
+        """A launch of ``plan`` on operands whose addresses are given later. It stays the same one until ``_buffers`` begins a
+        problem, so that what a kernel does at its first launch is not captured."""
         if (known := self._bound.get(identity(plan))) is None:
             known = self._bound[identity(plan)] = self._made(plan, problem)
         return known
