@@ -23,7 +23,7 @@ from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.errors import LaunchError
 from cutlass_sk.generator import abi
 from cutlass_sk.generator.spec import KernelSpec, Layout
-from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
+from cutlass_sk.kernel import Prepared, load_kernel, plan_struct, problem_struct
 from cutlass_sk.plan import Plan
 
 CUBLAS, CUBLAS_AGAIN = "cublas", "cublas_again"
@@ -103,27 +103,29 @@ def prepared(
     partials: torch.Tensor,
     barriers: torch.Tensor,
 ) -> Launch:
-    """All that is needed of the library's way to launch: the C ABI's struct, filled once; a launch sets three addresses.
+    """All that is needed of the library's way to launch: what a kernel prepares at the first launch. Later ones set addresses.
 
     Launches on one stream run in order and leave barriers at zero, so that all of them share one workspace.
     """
     kernel = load_kernel(spec, device.architecture(spec))
-    struct = abi.LaunchStruct(
-        struct_bytes=ctypes.sizeof(abi.LaunchStruct),
-        device=device.index or 0,
-        programmatic=device.capability >= (9, 0),
-        problem=problem,
-        plan=plan_struct(plan),
+    addresses = abi.AddressesStruct(
         alpha=1.0,
         beta=0.0,
         partials=partials.data_ptr(),
         barriers=barriers.data_ptr(),
         stream=stream.cuda_stream,
+        programmatic=device.capability >= (9, 0),
     )
+    size, made = ctypes.sizeof(abi.LaunchStruct), list[Prepared]()
 
     def launch(a: int, b: int, c: int, kept: object = (partials, barriers)) -> None:
-        struct.a, struct.b, struct.c = a, b, c
-        kernel.launch(struct)
+        addresses.a, addresses.b, addresses.c = a, b, c
+        if not made:
+            whole = abi.LaunchStruct(
+                struct_bytes=size, device=device.index or 0, problem=problem, plan=plan_struct(plan), addresses=addresses
+            )
+            made.append(kernel.prepare(whole))
+        kernel.enqueue(made[0], addresses)
 
     return launch
 
@@ -257,20 +259,15 @@ class Arena:
 
     def _made(self, plan: Plan, problem: Problem) -> Launch:
         m, n, k = problem.m, problem.n, problem.k
-        (layout_a, layout_b), swapped = self.layouts, plan.kernel.layout_c == "n"
+        layout_a, layout_b = self.layouts
         leading_a, leading_b = (k if layout_a == "t" else m), (n if layout_b == "t" else k)
         if plan.partials_bytes > self._partials.numel():
             self._partials = torch.empty(plan.partials_bytes, dtype=torch.uint8, device=self.where)
         if plan.barrier_bytes > self._barriers.numel():
             self._barriers = torch.zeros(plan.barrier_bytes, dtype=torch.uint8, device=self.where)
         workspace = self._partials, self._barriers
-        if not swapped:
-            spec = plan.kernel.with_layouts(layout_a, layout_b)
-            return prepared(spec, plan, problem_struct(m, n, k, leading_a, leading_b, n), self.device, self._stream, *workspace)
-        # The kernel computes c^T = b^T a^T: the operands change places and letters, and keep their memory.
-        spec = plan.kernel.with_layouts(flipped(layout_b), flipped(layout_a))
-        launch = prepared(spec, plan, problem_struct(n, m, k, leading_b, leading_a, n), self.device, self._stream, *workspace)
-        return lambda a, b, c: launch(b, a, c)
+        spec = plan.kernel.with_layouts(layout_a, layout_b)
+        return prepared(spec, plan, problem_struct(m, n, k, leading_a, leading_b, n), self.device, self._stream, *workspace)
 
     def _launch(self, launch: Launch | None, buffers: Buffers, number: int) -> None:
         """Enqueues a launch on a buffer set; None: cuBLAS's."""
@@ -398,8 +395,3 @@ class _Events:
 def _matrix(pool: torch.Tensor, rows: int, columns: int, layout: Layout, offset: int) -> torch.Tensor:
     """A (rows, columns) view of ``pool`` from ``offset`` elements on."""
     return pool.as_strided((rows, columns), (columns, 1) if layout == "t" else (1, rows), offset)
-
-
-def flipped(layout: Layout) -> Layout:
-    """The letter of the transpose of an operand that stays where it is."""
-    return "n" if layout == "t" else "t"

@@ -27,8 +27,7 @@ import torch
 from cutlass_sk import Gemm, extension
 from cutlass_sk.call import Calls, NativeCalls, PythonCalls
 from cutlass_sk.dtypes import torch_dtype
-
-from .provenance import provenance, save
+from cutlass_sk.provenance import provenance, save
 
 METHOD = "CPU time of the issuing loop, contenders interleaved, GPU idle before each batch, medians (ensemble/call_cost.py)"
 

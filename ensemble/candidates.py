@@ -24,7 +24,10 @@ def candidates(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: De
     plans: dict[tuple[object, ...], Plan] = {}
     chosen = planner.make_plan(m, n, k, kernels, device)
     plans[identity(chosen)] = chosen
-    for spec in planner.eligible(kernels, n, k, device, Options()):
+    eligible = {kernel.spec for kernel in planner.kernel_set(tuple(kernels), device).profiles(m, n, k)}
+    for spec in kernels:
+        if spec.with_layouts("t", "t") not in eligible:
+            continue
         work = planner.cut_up(m, n, k, spec, device)
         for choice in dict.fromkeys(choices(work)):
             scored = Scored(planner.score(work, choice), work, choice)
@@ -42,6 +45,7 @@ def identity(plan: Plan) -> tuple[object, ...]:
         plan.sk_tiles,
         plan.sk_units,
         plan.splits,
+        plan.fixup,
         plan.raster_order,
         plan.raster_swizzle,
         plan.promotion,
@@ -55,6 +59,9 @@ def choices(work: Work) -> Iterator[Choice]:
     if tiles <= slots and tiles <= work.max_shared and iters > 1:
         for splits in thinned(sorted({-(-iters // -(-iters // s)) for s in range(2, min(slots // tiles, iters) + 1)}), MOST_SPLITS):
             yield Choice(tiles, tiles * splits, splits)
+        for splits, clusters in work.profile.cluster_slots:
+            if tiles <= clusters and splits <= iters:
+                yield Choice(tiles, tiles * splits, splits, True)
     shares = [tiles]
     if tiles > slots and tiles % slots:
         shares += [tiles % slots + slots, tiles % slots]

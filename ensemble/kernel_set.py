@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cutlass_sk.ensemble.provenance import provenance, save
 from cutlass_sk.ensemble.records import RecordError, Row, read
+from cutlass_sk.provenance import provenance, save
 
 MISSING_FACTOR = 2.0
 """A problem for which no kernel of a set was timed counts as so many times its best time of any kernel: times are left out where

@@ -28,11 +28,11 @@ from cutlass_sk.ensemble.arena import CUBLAS, CUBLAS_AGAIN, Search, Timed
 from cutlass_sk.ensemble.candidates import candidates, identity
 from cutlass_sk.ensemble.corpus import Problem, paper
 from cutlass_sk.ensemble.planner_report import DTYPES
-from cutlass_sk.ensemble.provenance import provenance, save
 from cutlass_sk.ensemble.records import Log, RecordError, Row, compact, key, read
 from cutlass_sk.generator.spec import KernelSpec, Layout
 from cutlass_sk.options import Options
 from cutlass_sk.plan import Plan
+from cutlass_sk.provenance import provenance, save
 
 COUNT, SEED, ORDER_SEED = 2000, 81, 82
 AGAIN_EVERY, ISOLATED_EVERY, EXHAUSTIVE_EVERY = 8, 5, 10
@@ -262,30 +262,26 @@ def measure_all(options: argparse.Namespace, log: Log) -> None:
 
 def opened(contest: Contest) -> tuple[Bench, float]:
     """A bench on the current GPU, with every kernel of the contest built and loaded; the tolerance of its check."""
-    from cutlass_sk.ensemble.arena import TOLERANCE, Arena, flipped
+    from cutlass_sk.ensemble.arena import TOLERANCE, Arena
     from cutlass_sk.kernel import load_kernel
 
     dtype, out_dtype = DTYPES[contest.dtype]
-    for spec in in_layouts(contest, flipped):
+    for spec in in_layouts(contest):
         load_kernel(spec, contest.device.architecture(spec))
     return Arena(dtype, out_dtype, contest.layouts, contest.device), TOLERANCE[dtype, out_dtype]
 
 
-def in_layouts(contest: Contest, flipped: Callable[[Layout], Layout]) -> list[KernelSpec]:
-    """The kernels as the contest's operands need them; those with a column-major c take b^T and a^T."""
-    a, b = contest.layouts
-    return [
-        spec.with_layouts(flipped(b), flipped(a)) if spec.layout_c == "n" else spec.with_layouts(a, b) for spec in contest.kernels
-    ]
+def in_layouts(contest: Contest) -> list[KernelSpec]:
+    """The kernels as the contest's operands need them."""
+    return [spec.with_layouts(*contest.layouts) for spec in contest.kernels]
 
 
 def host(contest: Contest, gemm: Gemm, problems: Sequence[Problem], dry: bool) -> Row:
     """Host costs and sizes; without a GPU, deciding alone."""
-    from cutlass_sk.ensemble.arena import flipped
     from cutlass_sk.ensemble.host_cost import call_us, decide_us, sizes
 
     costs: Row = dict(decide_us(gemm, problems[:3000]))
-    specs = in_layouts(contest, flipped)
+    specs = in_layouts(contest)
     if dry:
         return {**costs, "kernels": [spec.name for spec in specs]}
     return {**costs, **call_us(gemm, contest.layouts), **sizes(specs, contest.device)}

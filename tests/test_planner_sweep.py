@@ -243,17 +243,6 @@ def test_a_dry_run_plans_everything_and_its_report_is_recomputed_from_the_record
     assert "name a new file" in capsys.readouterr().err
 
 
-def test_kernels_with_a_column_major_c_take_transposed_operands() -> None:
-    from dataclasses import replace
-
-    swapped = replace(KERNELS[0], layout_c="n")
-    contest = Contest("float16", (KERNELS[0], swapped), H200)
-    names = [spec.name[-3:] for spec in planner_sweep.in_layouts(contest, arena.flipped)]
-    assert names == ["_tn", "tnn"]
-    double = Contest("float64", (swapped,), H200)
-    assert planner_sweep.in_layouts(double, arena.flipped)[0].name.endswith("_nnn")
-
-
 def test_a_problem_beyond_the_pools_is_no_problem_of_the_corpus() -> None:
     largest = Problem(8192, 8192, 8192)
     for dtype, out_dtype in planner_report.DTYPES.values():
