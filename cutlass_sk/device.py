@@ -96,6 +96,11 @@ def preset(name: str) -> Device:
     raise DeviceError(f"device={name!r} is no preset; there are {', '.join(PRESETS)} and toy:P (P from 1 to 1024), or 'cuda'{hint}")
 
 
+def is_cuda(device: object) -> bool:
+    """Whether ``device`` means a CUDA device, not a preset or a ``Device``."""
+    return not isinstance(device, Device) and not (isinstance(device, str) and not _CUDA_NAME.fullmatch(device))
+
+
 def check_name(device: object) -> None:
     """Raises DeviceError for what can be no device, without looking for GPUs."""
     import torch

@@ -13,7 +13,7 @@ import torch
 from . import env, operands, planner
 from . import explain as _explain
 from .call import Call, launch, make_calls, plain
-from .device import Device, check_name, real, resolve
+from .device import Device, check_name, is_cuda, real, resolve
 from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
@@ -66,12 +66,15 @@ class Gemm:
             raise DtypeError(f"generation={generation!r} is not known; use one of {', '.join(GENERATIONS)}")
         check_name(device)
         self._device, self._generation = device, generation
+        self._preset = None if device is None or is_cuda(device) else resolve(device)
         self._tile = _shape("tile", tile, 3)
         self._cluster = _shape("cluster", cluster, 2)
         self._count, self._chosen = _choice(kernels, self._dtype, self._out_dtype)
         if self._chosen and generation is None:
             self._generation = self._chosen[0].generation
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        # Plans of each device and layouts, and those of the device that was last planned for, row-major.
+        self._plans: dict[tuple[Device, tuple[Layout, Layout]], dict[tuple[int, int, int], Plan]] = {}
+        self._lately: tuple[Device | None, dict[tuple[int, int, int], Plan]] = None, {}
         self._sets: dict[tuple[Device, tuple[Layout, Layout]], planner.KernelSet] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
@@ -145,9 +148,11 @@ class Gemm:
 
         Options says more of each (``cutlass_sk.options``). Raises PlanError naming the option that is out of range.
         """
-        device = resolve(self._device)
+        device = self._planned_for()
         forced = decomposition, splits, sms, sk_tiles, sk_units, raster_order, raster_swizzle, promotion
-        if reduction_mode == "deterministic" and forced == UNFORCED:
+        if forced == UNFORCED and reduction_mode == "deterministic":
+            if device is self._lately[0] and (known := self._lately[1].get((m, n, k))) is not None:
+                return known
             return self._plan(m, n, k, device)
         options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         return planner.make_plan(m, n, k, self._kernels_on(device), device, options)
@@ -274,17 +279,27 @@ class Gemm:
         device.architecture(kernels[0])  # raises where this GPU cannot run them
         return kernels
 
+    def _planned_for(self) -> Device:
+        """The device to plan for. The current one may change from call to call."""
+        if self._preset is not None:
+            return self._preset
+        if self._device is None and torch.cuda.is_initialized():
+            return real(torch.cuda.current_device())
+        return resolve(self._device)
+
     def _plan(self, m: int, n: int, k: int, device: Device, layouts: tuple[Layout, Layout] = ("t", "t")) -> Plan:
-        key = (device, m, n, k, layouts)
-        if (plan := self._plans.get(key)) is not None:
+        plans = self._plans.setdefault((device, layouts), {})
+        if layouts == ("t", "t"):
+            self._lately = device, plans
+        if (plan := plans.get((m, n, k))) is not None:
             return plan
         if (kernels := self._sets.get((device, layouts))) is None:
             specs = tuple(spec.with_layouts(*layouts) for spec in self._kernels_on(device))
             kernels = self._sets[(device, layouts)] = planner.kernel_set(specs, device)
         plan = planner.plan_with(m, n, k, kernels)
-        if len(self._plans) >= PLAN_CACHE_SIZE:
-            self._plans.clear()
-        self._plans[key] = plan
+        if len(plans) >= PLAN_CACHE_SIZE:
+            plans.clear()
+        plans[(m, n, k)] = plan
         if env.DEBUG.get():
             print(plan, file=sys.stderr)
         return plan

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from math import log2, sqrt
+from struct import pack
 from typing import NamedTuple
 
 from .generator.spec import ELEMENT_BYTES, KernelSpec
@@ -216,6 +217,18 @@ class Profile:
         self._floor_us = (constants.c**4 + loads_us**4) ** 0.25 / self.slots
         self._iterations: dict[tuple[int, int], float] = {}
         self._fixups: dict[tuple[Fixup, int, bool], float] = {}
+
+    def packed(self) -> bytes:
+        """All that a decision needs, as native/decide.h reads it."""
+        constants, limits = self.constants, self.limits
+        clusters = [number for pair in (*self.cluster_slots, (0, 0), (0, 0), (0, 0), (0, 0))[:4] for number in pair]
+        return pack(
+            "=34d",
+            *(constants.a, constants.b, constants.c, constants.d, constants.d_parallel, constants.e, constants.h),
+            *(constants.r, constants.u, self.load_a_us, self.load_b_us, self.power_us, self.dram_us, self._alone, limits.crowded),
+            *(self._floor_us, limits.rows16, limits.rows32, limits.rows64, self.span_m, self.span_n, self.tile_k, self.slots),
+            *(self.half, self._twice, self.spec.persistent, *clusters),
+        )
 
     def floor_us(self, work_iters: int, bytes_moved: int) -> float:
         """No decomposition of ``work_iters`` iterations of work tiles takes less."""

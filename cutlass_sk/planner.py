@@ -20,9 +20,16 @@ from .options import INT_MAX, Options
 from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
 
+try:
+    from ._native import decide as _decide
+except ImportError:  # not built, or built from older sources
+    _decide = None  # type: ignore[assignment]
+
 NOTHING = Options()
 """Nothing forced."""
 
+LARGE = 1 << 20
+"""Sizes up to which decisions are made natively: no count of theirs is beyond 64 bits, nor refused."""
 MAX_PEERS = 1 << 20
 """The most units that may meet in a tile; far beyond what pays."""
 
@@ -93,7 +100,7 @@ class KernelSet:
     any; float32 outputs are then summed in short chains (``promotion``).
     """
 
-    __slots__ = ("_all", "_other", "device", "layouts", "sms")
+    __slots__ = ("_all", "_other", "_packed", "device", "layouts", "sms")
 
     def __init__(self, kernels: Sequence[KernelSpec], device: Device, sms: int) -> None:
         self.device, self.sms = device, sms
@@ -105,15 +112,33 @@ class KernelSet:
         if least > 1:
             other = [kernel for kernel in other if kernel.spec.promotable] or other
         self._other = tuple(other)
+        self._packed = b"".join(kernel.packed() for kernel in self._all)
 
     def profiles(self, m: int, n: int, k: int, *, promoted: bool = False) -> tuple[Profile, ...]:
         """The kernels that may take a problem. ``promoted``: only those that can end chains of sums."""
+        return self._other if promoted or self.ragged(m, n, k) else self._all
+
+    def ragged(self, m: int, n: int, k: int) -> bool:
+        """Whether rows cannot all start on 16 bytes."""
         if self._all[0].spec.alignment == 2:  # float64
             lead_a, lead_b = leading(m, n, k, self.layouts)
-            other = (lead_a | lead_b) & 1
-        else:
-            other = (n | k) & 7
-        return self._other if other or promoted else self._all
+            return bool((lead_a | lead_b) & 1)
+        return bool((n | k) & 7)
+
+    def decided_natively(self, m: int, n: int, k: int) -> Scored | None:
+        """What ``decide`` gives, from the extension; None where there is none, or the problem is for ``_other`` or very large."""
+        if _decide is None or not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE) or self.ragged(m, n, k):
+            return None
+        spec = self._all[0].spec
+        moved, width = bytes_moved(m, n, k, spec), ELEMENT_BYTES[spec.dtype]
+        lead_a, lead_b = leading(m, n, k, self.layouts)
+        row_a, row_b = lead_a * width, lead_b * width
+        time_us, number, *choice = _decide(self._packed, m, n, k, moved, row_a, row_b)
+        kernel = self._all[number]
+        tiles_m, tiles_n = -(-m // kernel.span_m), -(-n // kernel.span_n)
+        across = (tiles_n, tiles_m) if kernel.spec.swapped else (tiles_m, tiles_n)
+        work = Work(m, n, k, kernel, self.device, self.sms, *across, -(-k // kernel.tile_k), moved, row_a, row_b)
+        return Scored(time_us, work, Choice(*choice))
 
 
 @lru_cache(maxsize=256)
@@ -297,6 +322,11 @@ def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
 
 def decide(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
     """The best candidate where nothing is forced: what ``min`` over ``scored`` gives, in a fraction of the time."""
+    return kernels.decided_natively(m, n, k) or decide_in_python(m, n, k, kernels)
+
+
+def decide_in_python(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
+    """``decide`` without the extension; native/decide.h is its twin."""
     layouts, device, sms = kernels.layouts, kernels.device, kernels.sms
     works = [_cut(m, n, k, kernel, layouts, device, sms, NOTHING) for kernel in kernels.profiles(m, n, k)]
     floors = []
@@ -355,7 +385,7 @@ def build(candidate: Scored, options: Options) -> Plan:
     flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
     slots_of_partials = 0 if in_cluster else units * cluster * (2 if parallel else 1)
     order, swizzle = raster(work, options)
-    return Plan(
+    return Plan.of(
         m=work.m,
         n=work.n,
         k=work.k,

@@ -36,6 +36,8 @@ SHAPE = (256, 256, 256)
 """Small: the GPU keeps up."""
 SHARED_SHAPE = (128, 128, 4096)
 """One tile or a few and a long k: its plan shares tiles, and a call needs a workspace."""
+KERNELS = 1
+"""The first kernel alone: it does not add up in clusters, which need no workspace."""
 CALLS, BATCHES = 200, 200
 """A stream's queue takes 1024 launches."""
 
@@ -52,8 +54,8 @@ def contenders(dtype: str) -> dict[str, Launch]:
         launches[f"mm(out=){label}"] = partial(torch.mm, a, b, out=c)
         launches[f"mm{label}"] = partial(torch.mm, a, b)
         for name, calls in tables(dtype).items():
-            gemm = Gemm(dtype)
-            if label and gemm.plan(m, n, k).sk_units == 0:
+            gemm = Gemm(dtype, kernels=KERNELS)
+            if label and gemm.plan(m, n, k).workspace_bytes == 0:
                 continue
             gemm._calls = calls
             launches[f"run(a, b, c) {name}{label}"] = partial(gemm.run, a, b, c)
@@ -97,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.dry_run:
         for dtype in DTYPES:
             for shape in (SHAPE, SHARED_SHAPE):
-                print(dtype, Gemm(dtype).plan(*shape))
+                print(dtype, Gemm(dtype, kernels=KERNELS).plan(*shape))
         print(f"native extension: {extension.missing or 'there'}; {CALLS} calls a batch, {options.batches} batches")
         return 0
     if not torch.cuda.is_available():

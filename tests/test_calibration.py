@@ -39,8 +39,13 @@ LIMITS = Limits(12000.0, 4000.0, 1100.0, alone=0.6, crowded=0.45, rows16=0.6, ro
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
+    forget_calibrations()
+
+
+def forget_calibrations() -> None:
     calibration.calibration_of.cache_clear()
     calibration._profile.cache_clear()
+    planner.kernel_set.cache_clear()
 
 
 def candidates(shape: tuple[int, int, int], kernels: Any, device: Device = H200) -> list[planner.Scored]:
@@ -172,8 +177,7 @@ def test_a_wrong_calibration_is_refused_with_the_remedy(
     path = tmp_path / "mine.json"
     path.write_text(text)
     monkeypatch.setenv("CUTLASS_SK_CALIBRATION", str(path))
-    calibration.calibration_of.cache_clear()
-    calibration._profile.cache_clear()
+    forget_calibrations()
     with pytest.raises(CalibrationError, match=message):
         Gemm("float16", device="h200").plan(512, 512, 512)
 
@@ -197,13 +201,13 @@ def test_wrong_records_are_refused_with_the_line(line: str, message: str, tmp_pa
 
 def test_the_calibration_that_is_named_is_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = calibration.shipped("h200")
-    slow = {name: dataclasses.replace(one, a=one.a + 1000) for name, one in shipped.constants.items()}
+    constants = {spec.family: calibration.constants(spec, H200) for spec in FAMILY}
+    slow = {name: dataclasses.replace(one, a=one.a + 1000) for name, one in constants.items()}
     path = tmp_path / "mine.json"
     path.write_text(dataclasses.replace(shipped, constants=slow).to_json())
     before = Gemm("float16", device="h200").plan(512, 512, 512).predicted_time_us
     monkeypatch.setenv("CUTLASS_SK_CALIBRATION", str(path))
-    calibration.calibration_of.cache_clear()
-    calibration._profile.cache_clear()
+    forget_calibrations()
     assert Gemm("float16", device="h200").plan(512, 512, 512).predicted_time_us == pytest.approx(before + 1000)
     assert str(path) in calibration.described(H200)
 
@@ -315,16 +319,39 @@ def test_operands_and_outputs_rotate_through_pools_of_their_own() -> None:
 
 
 def test_a_measured_launch_gets_the_plan_s_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(measure, "load_kernel", lambda spec, architecture: (spec, architecture))
-    monkeypatch.setattr(measure, "enqueue", lambda call, *rest: launched.append((call, *rest)))
+    class Kernel:
+        def __init__(self, spec: KernelSpec, architecture: str) -> None:
+            self.made_of = spec, architecture
+            loaded.append(self)
+            self.launches: list[abi.LaunchStruct] = []
+            self.enqueued: list[tuple[Any, ...]] = []
+
+        def prepare(self, launch: abi.LaunchStruct) -> str:
+            self.launches.append(abi.LaunchStruct.from_buffer_copy(launch))
+            return "prepared"
+
+        def enqueue(self, prepared: str, addresses: abi.AddressesStruct) -> None:
+            self.enqueued.append((prepared, addresses.a, addresses.b, addresses.c, addresses.stream, addresses.partials))
+
+    class Workspace:
+        partials, flags = torch.zeros(4), torch.zeros(4)
+
+    loaded: list[Kernel] = []
+    monkeypatch.setattr(measure, "load_kernel", Kernel)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    sets = [[torch.zeros(4) for _ in "abc"] for _ in range(2)]
     for spec in (FAMILY[0], families("float64", "float64", "sm90a")[0]):
-        launched.clear()
         candidate = measure.candidates((256, 384, 512), [spec], H200, Random(1))[0]
-        measure._launch(candidate, H200, lambda number: [torch.zeros(number)] * 3)(4)
-        call, a, b, c, alpha, beta = launched[0]
-        problem = abi.LaunchStruct.from_buffer_copy(call.launch).problem
+        launch = measure._launch(candidate, H200, Workspace(), sets.__getitem__)  # type: ignore[arg-type]
+        launch(1)
+        launch(0)
+        kernel = loaded[-1]
+        (prepared,) = kernel.launches
+        problem, plan, addresses = prepared.problem, prepared.plan, prepared.addresses
         assert (problem.m, problem.n, problem.k, problem.lda, problem.ldc) == (256, 384, 512, 512, 384)
-        assert problem.ldb == (384 if spec.dtype == "float64" else 512)
-        assert call.kernel == (candidate.spec, "90a") and call.plan.kernel == candidate.spec
-        assert (a.numel(), b.numel(), c.numel(), alpha, beta) == (4, 4, 4, 1.0, 0.0)
+        assert problem.ldb == (512 if candidate.spec.layout_b == "n" else 384)
+        assert kernel.made_of == (candidate.spec, "90a")
+        assert (plan.grid, plan.sk_units, plan.splits) == (candidate.plan.grid, candidate.plan.sk_units, candidate.plan.splits)
+        assert (addresses.alpha, addresses.beta, addresses.barriers) == (1.0, 0.0, Workspace.flags.data_ptr())
+        pointers = [[tensor.data_ptr() for tensor in sets[number]] for number in (1, 0)]
+        assert kernel.enqueued == [("prepared", *three, 77, Workspace.partials.data_ptr()) for three in pointers]

@@ -14,8 +14,11 @@ import torch
 from cutlass_sk import Gemm, __version__, cli, extension
 from cutlass_sk.cli.drawing import gantt
 from cutlass_sk.cli.size import device_code_bytes
+from cutlass_sk.generator.catalog import families
+from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.plan import Plan
 
+SQUARE = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64))
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
 
 
@@ -168,9 +171,8 @@ def test_doctor_counts_the_cache_and_writes_nothing(
 
 
 def test_gantt_draws_each_k_tile_once() -> None:
-    plan = Gemm("float16", device="toy:4", tile=(128, 128, 64), cluster=(1, 1)).plan(
-        384, 384, 512, decomposition="stream_k", sk_tiles=9
-    )
+    gemm = Gemm("float16", device="toy:4", kernels=[SQUARE])
+    plan = gemm.plan(384, 384, 512, decomposition="stream_k", sk_tiles=9)
     drawing, length = gantt(plan)
     rows = [line[len("SM 0 ") :].split()[0] for line in drawing.plain.splitlines()]
     assert [len(row) for row in rows] == [18, 19, 19, 19] and length == 19
@@ -187,14 +189,16 @@ def test_gantt_draws_each_k_tile_once() -> None:
     ],
 )
 def test_gantt_waits_for_partials(sms: int, k: int, drawn: str) -> None:
-    gemm = Gemm("float16", device=f"toy:{sms}", tile=(128, 128, 64), cluster=(1, 1))
+    gemm = Gemm("float16", device=f"toy:{sms}", kernels=[SQUARE])
     assert gantt(gemm.plan(128, 128, k, decomposition="stream_k"))[0].plain == drawn
 
 
 @pytest.mark.compiles
 def test_build_reports_what_it_built(cutlass_sk: CommandLine) -> None:
-    status, text, _ = cutlass_sk("build", "--tile", "128x128x64", "--cluster", "2x1", "--layout", "tt")
-    row = next(line for line in text.splitlines() if "sm90a_f16_f16_128x128x64_2x1_tt" in line)
+    first = families("float16", "float16", "sm90a")[0]
+    tile, cluster = "x".join(map(str, first.tile)), "x".join(map(str, first.cluster))
+    status, text, _ = cutlass_sk("build", "--tile", tile, "--cluster", cluster, "--layout", "tt")
+    row = next(line for line in text.splitlines() if first.name in line)
     size, code_size = (int(number.replace(",", "")) for number in re.findall(r"\d{1,3}(?:,\d{3})+", row))
     assert status == 0 and "sm_90a" in row
     assert 10_000 < code_size < size
@@ -209,7 +213,7 @@ def test_demo_without_gpu(cutlass_sk: CommandLine) -> None:
         assert shape in text
     assert "SM 3 " in text
     assert "of them GPU code" in text
-    assert "0 of 147,456 elements differ from the exact product" in text
+    assert "0 of 36,864 elements differ from the exact product" in text
 
 
 def test_device_code_of_a_library_without_any_is_zero() -> None:

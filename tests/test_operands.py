@@ -28,7 +28,7 @@ HALF = torch.float16
 HOPPER = families("float16", "float16", "sm90a")[0]
 HOPPER_TO_FLOAT = families("float16", "float32", "sm90a")[0]
 AMPERE = families("float16", "float16", "sm80")[0]
-DOUBLE = families("float64", "float64", "sm90a")[0]
+DOUBLE, *_, DOUBLE_OF_ANY_SIZE = families("float64", "float64", "sm90a")
 M, N, K = 4, 5, 6
 
 
@@ -327,7 +327,7 @@ def test_column_major_is_told_from_row_major() -> None:
     assert not is_column_major(numbers(5, 1)) and not is_column_major(numbers(1, 5).t()) and not is_column_major(numbers(1, 5))
 
 
-@pytest.mark.parametrize("spec", [HOPPER, HOPPER_TO_FLOAT, AMPERE, DOUBLE], ids=str)
+@pytest.mark.parametrize("spec", [HOPPER, HOPPER_TO_FLOAT, AMPERE, DOUBLE, DOUBLE_OF_ANY_SIZE], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_prepare_leaves_aligned_operands_where_they_are(spec: Any, transposed: bool) -> None:
     dtype, out = getattr(torch, spec.dtype), getattr(torch, spec.out_dtype)
@@ -408,11 +408,19 @@ def test_2x_kernels_get_a_column_major_a_only_with_aligned_rows() -> None:
     assert (ready.m, ready.a.layout, ready.a.leading) == (40, "n", 40)
 
 
-def test_fp64_kernels_need_no_padding() -> None:
+def test_fp64_kernels_that_load_by_vectors_need_no_padding() -> None:
     a, b, c = numbers(7, 5, torch.float64), numbers(5, 3, torch.float64), numbers(7, 3, torch.float64)
-    ready = prepare(a, b, c, DOUBLE, read_c=False)
+    ready = prepare(a, b, c, DOUBLE_OF_ANY_SIZE, read_c=False)
     assert (ready.m, ready.n, ready.k) == (7, 3, 5)
     assert [x.data_ptr() for x in (ready.a.tensor, ready.b.tensor, ready.c)] == [x.data_ptr() for x in (a, b, c)]
+
+
+def test_fp64_kernels_that_load_by_tma_have_odd_rows_padded_but_not_those_of_c() -> None:
+    a, b, c = numbers(7, 5, torch.float64), numbers(5, 3, torch.float64), numbers(7, 3, torch.float64)
+    ready = prepare(a, b, c, DOUBLE, read_c=False)
+    assert (ready.a.leading, ready.b.leading) == (6, 4)
+    assert torch.equal(ready.a.tensor[:, :5], a) and torch.equal(ready.b.tensor[:, :3], b)
+    assert ready.c.data_ptr() == c.data_ptr() and ready.result is None
 
 
 def test_an_unread_c_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def plan_problem(
     gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, device=device)
     plan = gemm.plan(m, n, k, decomposition=decomposition, splits=splits, sms=sms)
     kernel = plan.kernel
-    alone = Gemm(dtype, out_dtype=out_dtype, generation=kernel.generation, device=device, tile=kernel.tile, cluster=kernel.cluster)
+    alone = Gemm(dtype, out_dtype=out_dtype, device=device, kernels=[kernel])
     data_parallel = alone.plan(m, n, k, decomposition="data_parallel", sms=sms)
     try:
         stream_k = alone.plan(m, n, k, decomposition="stream_k", sms=sms)

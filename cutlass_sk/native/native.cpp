@@ -3,9 +3,11 @@
 /// It sees tensors through torch's DLPack functions and kernels through their C ABI, so that it is linked to neither and one binary
 /// serves every CPython from 3.10 and every torch that has the functions. It knows no errors of its own: whatever it does not take,
 /// it leaves to the slow path by answering None, and that says what is wrong. cutlass_sk/call.py has the same in Python.
+#include <algorithm>
 #include <cstdlib>
 
 #include "calls.h"
+#include "decide.h"
 
 namespace cutlass_sk {
 namespace {
@@ -306,7 +308,34 @@ PyObject* forget_workspaces(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+/// decide(profiles, m, n, k, moved, row_a, row_b)
+PyObject* decide(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 7 || !PyBytes_Check(arguments[0])) {
+    PyErr_SetString(PyExc_TypeError, "decide takes packed profiles and six whole numbers");
+    return nullptr;
+  }
+  Py_ssize_t const bytes = PyBytes_Size(arguments[0]), size = Py_ssize_t(sizeof(cutlass_sk::PackedProfile));
+  int64_t numbers[6];
+  for (int i = 0; i < 6; ++i) {
+    numbers[i] = PyLong_AsLongLong(arguments[i + 1]);
+    if (numbers[i] == -1 && PyErr_Occurred()) return nullptr;
+  }
+  if (bytes % size != 0 || bytes == 0 || bytes > 64 * size || *std::min_element(numbers, numbers + 3) < 1) {
+    PyErr_SetString(PyExc_ValueError, "decide takes 1 to 64 profiles, and sizes of 1 or more");
+    return nullptr;
+  }
+  auto const* const profiles = reinterpret_cast<cutlass_sk::PackedProfile const*>(PyBytes_AsString(arguments[0]));
+  auto const made = cutlass_sk::Decider(profiles, size_t(bytes / size), numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],
+                                        numbers[5])
+                        .decide();
+  return Py_BuildValue("(dLLLLN)", made.time_us, static_cast<long long>(made.kernel), static_cast<long long>(made.shared),
+                       static_cast<long long>(made.units), static_cast<long long>(made.splits), PyBool_FromLong(made.in_cluster));
+}
+
 PyMethodDef functions[] = {
+    {"decide", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(decide)), METH_FASTCALL,
+     "decide(profiles, m, n, k, bytes_moved, row_bytes_a, row_bytes_b): (time_us, kernel, shared, units, splits, in_cluster), the\n"
+     "planner's choice among packed profiles."},
     {"bind", bind, METH_VARARGS, "bind(Tensor, Tensor.__dlpack_c_exchange_api__, increment_version): how tensors are seen."},
     {"set_workspace", set_workspace, METH_VARARGS,
      "set_workspace(device, stream, partials, partials_bytes, barriers, barrier_bytes, owner): memory at these addresses is the\n"
@@ -316,7 +345,7 @@ PyMethodDef functions[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "cutlass_sk._native", "Repeated calls of Gemm.run.", -1, functions, nullptr, nullptr, nullptr, nullptr};
+    PyModuleDef_HEAD_INIT, "cutlass_sk._native", "Repeated calls of Gemm.run, and decisions of the planner.", -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 }  // namespace cutlass_sk

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from random import Random
+from typing import Any
 
 import torch
 
-from cutlass_sk import Gemm, KernelSpec, Plan
+from cutlass_sk import Gemm, KernelSpec, Plan, planner
+from cutlass_sk.device import real
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
 from cutlass_sk.generator.spec import Layout
+from cutlass_sk.options import Options
+from cutlass_sk.plan import CLUSTER_SPLITS, RASTER_ORDERS, REDUCTION_MODES
 
 
 def _tested() -> Iterator[KernelSpec]:
@@ -67,11 +72,43 @@ def plans(gemm: Gemm, m: int, n: int, k: int) -> list[Plan]:
     every += [gemm.plan(m, n, k, decomposition="data_parallel", sms=sms) for sms in (1, 2, 17, 131)]
     every += [gemm.plan(m, n, k, splits=splits, reduction_mode="nondeterministic") for splits in (4, 16)]
     every += [gemm.plan(m, n, k, decomposition="stream_k", sms=sms, reduction_mode="nondeterministic") for sms in (33, 132)]
+    every += cluster_plans(gemm.spec, m, n, k)
     if gemm.spec.persistent:
         every += [
             gemm.plan(m, n, k, raster_order=order, raster_swizzle=w) for order in ("along_m", "along_n") for w in (1, 2, 3, 8, 100)
         ]
     return every
+
+
+def cluster_plans(spec: KernelSpec, m: int, n: int, k: int) -> list[Plan]:
+    """Splits whose parts add up in clusters, also where more clusters are launched than run at a time."""
+    work = planner.cut_up(m, n, k, spec, real(0))
+    made = []
+    for splits in CLUSTER_SPLITS if spec.cluster_fixup else ():
+        if splits <= work.iters_per_tile:
+            choice = planner.Choice(work.work_tiles, work.work_tiles * splits, splits, True)
+            made.append(planner.build(planner.Scored(1.0, work, choice), Options()))
+    return made
+
+
+def random_plan(gemm: Gemm, m: int, n: int, k: int, random: Random) -> Plan:
+    """Any decomposition, grid, raster and reduction that the library can be asked for."""
+    clusters = cluster_plans(gemm.spec, m, n, k)
+    if clusters and random.random() < 0.2:
+        return random.choice(clusters)
+    forced: dict[str, Any] = {"sms": random.randint(gemm.spec.cluster_size, 132)}
+    kind = random.choice(["data_parallel", "split_k", "stream_k"])
+    if kind == "split_k":
+        forced["splits"] = random.randint(2, 20)
+    else:
+        forced["decomposition"] = kind
+    if kind == "stream_k" and random.random() < 0.7:
+        forced["sk_tiles"] = random.randint(1, 300)
+        forced["sk_units"] = random.randint(1, 150)
+    if gemm.spec.persistent:
+        forced["raster_order"], forced["raster_swizzle"] = random.choice(RASTER_ORDERS), random.choice([1, 2, 3, 8])
+        forced["reduction_mode"] = random.choice(REDUCTION_MODES)
+    return gemm.plan(m, n, k, **forced)
 
 
 def log_uniform_shapes(count: int, low: int, high: int, seed: int) -> list[tuple[int, int, int]]:

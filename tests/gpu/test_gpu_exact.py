@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
-from problems import KERNELS, gemm_of, operands, plans, poisoned
+from problems import KERNELS, gemm_of, operands, plans, poisoned, random_plan
 
 from cutlass_sk import KernelSpec
 from cutlass_sk.device import real
@@ -40,6 +42,26 @@ def test_small_and_lopsided_problems(spec: KernelSpec, shape: tuple[int, int, in
         plan = gemm.plan(*shape, **options)
         c = gemm.run(a, b, poisoned(spec, shape[0], shape[1]), plan=plan)
         assert torch.equal(c, exact), f"wrong under {plan}"
+
+
+ONE_OF_A_KIND = {(s.generation, s.dtype, s.schedule, s.cluster_size > 1, s.swapped): s for s in reversed(KERNELS)}
+
+
+@pytest.mark.parametrize("spec", ONE_OF_A_KIND.values(), ids=str)
+def test_random_plans(spec: KernelSpec) -> None:
+    """Some 60 plans and shapes for each kind of kernel, more than 500 in all."""
+    random, gemm = Random(spec.name), gemm_of(spec)
+    for _ in range(60):
+        m, n, k = (random.randint(1, 130) * 8 for _ in range(3))
+        a, b = operands(spec, m, n, k, exact=True)
+        exact = (a.double() @ b.double()).to(gemm.out_dtype)
+        plan = random_plan(gemm, m, n, k, random)
+        c = gemm.run(a, b, poisoned(spec, m, n), plan=plan)
+        assert torch.equal(c, exact), f"wrong under {plan}"
+
+
+def test_there_are_500_random_plans() -> None:
+    assert 60 * len(ONE_OF_A_KIND) >= 500
 
 
 @pytest.mark.parametrize("spec", KERNELS[:1] + KERNELS[-1:], ids=str)

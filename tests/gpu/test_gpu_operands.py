@@ -91,7 +91,7 @@ def test_empty_sizes_and_zero_factors(spec: KernelSpec) -> None:
 
 
 def test_errors_leave_c_and_the_context_alone() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(64, 64, device="cuda").half(), torch.randn(64, 64, device="cuda").half()
     c = torch.full((64, 64), 5.0, device="cuda").half()
     wrong = [
@@ -113,7 +113,7 @@ def test_errors_leave_c_and_the_context_alone() -> None:
 
 
 def test_a_failing_launch_names_status_and_cuda_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(64, 64, device="cuda").half(), torch.randn(64, 64, device="cuda").half()
     prepare = Kernel.prepare
 
@@ -131,7 +131,7 @@ def test_a_failing_launch_names_status_and_cuda_error(monkeypatch: pytest.Monkey
 
 def test_a_repeated_call_refuses_what_the_first_one_does() -> None:
     """A call that was made before skips the checks; what looks like it but is something else must not get through."""
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(64, 64, device="cuda").half(), torch.randn(64, 64, device="cuda").half()
     c = torch.empty(64, 64, device="cuda").half()
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_a_repeated_call_refuses_what_the_first_one_does() -> None:
 
 
 def test_an_altered_plan_is_refused_before_it_writes() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(1000, 4000, device="cuda").half(), torch.randn(4000, 1000, device="cuda").half()
     plan = gemm.plan(1000, 1000, 4000, splits=4)
     for change in ({"partials_bytes": 512}, {"barrier_bytes": 4}, {"grid": 0}, {"sk_units": 3}, {"promotion": 64}):
@@ -176,7 +176,7 @@ def test_an_altered_plan_is_refused_before_it_writes() -> None:
 
 
 def test_streams_given_in_other_ways() -> None:
-    gemm, stream = Gemm("float16"), torch.cuda.Stream()
+    gemm, stream = Gemm("float16", kernels=1), torch.cuda.Stream()
     a, b = torch.randn(256, 512, device="cuda").half(), torch.randn(512, 128, device="cuda").half()
     torch.cuda.synchronize()
     expected = gemm.run(a, b)
@@ -188,7 +188,7 @@ def test_streams_given_in_other_ways() -> None:
 
 
 def test_in_place_writes_bump_the_version_counter() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, c = torch.randn(64, 64, device="cuda").half(), torch.zeros(64, 64, device="cuda").half()
     version = c._version
     gemm.run(a, a.clone(), c)

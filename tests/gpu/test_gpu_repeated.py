@@ -73,7 +73,7 @@ def test_repeated_calls_give_the_bits_of_the_first(spec: KernelSpec) -> None:
 
 
 def test_shared_tiles_are_repeated_natively() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     calls = counted(gemm)
     assert gemm.plan(*SHARED).sk_units > 0
     a, b = torch.randn(136, 9000, device="cuda").half(), torch.randn(9000, 72, device="cuda").half()
@@ -84,7 +84,7 @@ def test_shared_tiles_are_repeated_natively() -> None:
 
 
 def test_every_repeated_call_bumps_the_version_counter() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     calls = counted(gemm)
     a, b, c = (torch.randn(64, 64, device="cuda").half() for _ in range(3))
     for turn in range(4):
@@ -99,7 +99,7 @@ def test_every_repeated_call_bumps_the_version_counter() -> None:
 
 
 def test_the_switch_for_overlapping_launches_counts_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     calls = counted(gemm)
     a, b = torch.randn(256, 512, device="cuda").half(), torch.randn(512, 256, device="cuda").half()
     expected = gemm.run(a, b)
@@ -123,7 +123,7 @@ def work(gemm: Gemm) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Pla
 
 def test_eight_threads_on_four_streams() -> None:
     """Two threads share each stream: its launches, and its workspace, follow one after the other."""
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     jobs, streams = work(gemm), [torch.cuda.Stream() for _ in range(4)]
 
     def worker(number: int) -> int:
@@ -142,7 +142,7 @@ def test_eight_threads_on_four_streams() -> None:
 
 
 def test_one_thread_changes_streams_between_calls() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     jobs, streams = work(gemm), [torch.cuda.Stream() for _ in range(4)]
     results = []
     for turn in range(400):
@@ -156,7 +156,7 @@ def test_one_thread_changes_streams_between_calls() -> None:
 
 
 def test_a_graph_captured_right_after_native_calls_owns_its_memory() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     jobs, stream = work(gemm), torch.cuda.Stream()
     outputs = [torch.empty_like(expected) for _, _, expected, _ in jobs]
     with torch.cuda.stream(stream):
@@ -185,7 +185,7 @@ def test_a_graph_captured_right_after_native_calls_owns_its_memory() -> None:
 
 
 def test_captured_flags_are_forgotten_once_the_capture_has_ended() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(136, 9000, device="cuda").half(), torch.randn(9000, 72, device="cuda").half()
     expected = gemm.run(a, b)
     graph, c = torch.cuda.CUDAGraph(), torch.empty_like(expected)
@@ -202,7 +202,7 @@ def test_captured_flags_are_forgotten_once_the_capture_has_ended() -> None:
 def test_a_capture_on_a_stream_of_the_user_s_that_is_then_destroyed() -> None:
     from cuda.bindings import runtime
 
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(136, 9000, device="cuda").half(), torch.randn(9000, 72, device="cuda").half()
     expected = gemm.run(a, b)
     plan = gemm.plan(136, 72, 9000)
@@ -222,7 +222,7 @@ def test_a_capture_on_a_stream_of_the_user_s_that_is_then_destroyed() -> None:
 
 
 def test_calls_after_the_allocator_s_cache_was_emptied() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     jobs = work(gemm)
     for _ in range(20):
         torch.cuda.empty_cache()
@@ -234,7 +234,7 @@ def test_calls_after_the_allocator_s_cache_was_emptied() -> None:
 
 def test_a_workspace_that_grows_between_launches_in_flight() -> None:
     """What is outgrown is reused behind the launches that use it."""
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     jobs = sorted(work(gemm), key=lambda job: job[3].partials_bytes)
     for _ in range(20):
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -251,7 +251,7 @@ def test_a_workspace_that_grows_between_launches_in_flight() -> None:
 
 @pytest.mark.parametrize("given", [True, False], ids=["into_c", "new_c"])
 def test_memory_does_not_grow_over_20000_calls(given: bool) -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     jobs = [(a, b, torch.empty_like(c) if given else None) for a, b, c, _ in work(gemm)]
     for a, b, c in jobs * 10:
         gemm.run(a, b, c)
@@ -270,7 +270,7 @@ def test_a_host_function_that_waits_for_the_gil_does_not_stop_a_full_queue() -> 
 
     from cuda.bindings import driver
 
-    gemm, a = Gemm("float16"), torch.randn(64, 64, device="cuda").half()
+    gemm, a = Gemm("float16", kernels=1), torch.randn(64, 64, device="cuda").half()
     b, c = a.clone(), torch.empty_like(a)
     gemm.run(a, b, c)
     turns: list[int] = []
@@ -295,7 +295,7 @@ def test_a_host_function_that_waits_for_the_gil_does_not_stop_a_full_queue() -> 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 def test_another_device_than_the_current_one() -> None:
-    gemm = Gemm("float16")
+    gemm = Gemm("float16", kernels=1)
     a, b = torch.randn(136, 9000, device="cuda:1").half(), torch.randn(9000, 72, device="cuda:1").half()
     expected = gemm.run(a, b)
     for _ in range(5):
