@@ -42,7 +42,7 @@ class Candidate:
     def __str__(self) -> str:
         plan = self.plan
         cut = f" in {plan.splits}" if plan.splits > 1 else f" of {plan.sk_tiles} tiles in {plan.sk_units}" if plan.sk_units else ""
-        return f"{plan.kernel.family} {plan.decomposition}{cut}"
+        return f"{plan.kernel.family} {plan.decomposition}{cut}{' by clusters' if plan.fixup == 'cluster' else ''}"
 
 
 @dataclass(frozen=True)

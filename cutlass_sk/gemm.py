@@ -357,6 +357,8 @@ def _choice(
         if (spec.dtype, spec.out_dtype) != (dtype, out_dtype):
             raise DtypeError(f"{spec.name} is for {spec.dtype} into {spec.out_dtype}; this Gemm is for {dtype} into {out_dtype}")
         chosen.append(spec.with_layouts("t", "t"))
+    if len({spec.generation for spec in chosen}) > 1:
+        raise PlanError(f"kernels={[spec.name for spec in chosen]} are of several generations; a Gemm has kernels of one")
     return None, tuple(chosen)
 
 

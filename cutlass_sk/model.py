@@ -200,7 +200,7 @@ class Profile:
         self.span_m, self.span_n = span[::-1] if spec.swapped else span
         self.ctas_per_sm = ctas_per_sm
         self.slots = max(1, clusters(sms, spec.cluster_size) * ctas_per_sm)
-        self.cluster_slots = ()
+        self.cluster_slots: tuple[tuple[int, int], ...] = ()
         if spec.cluster_fixup and ctas_per_sm == 1:
             self.cluster_slots = tuple((peers, clusters(sms, peers)) for peers in CLUSTER_SPLITS if peers <= sms)
         # Slots that leave half of the SMs idle.

@@ -133,12 +133,12 @@ class KernelSet:
         moved, width = bytes_moved(m, n, k, spec), ELEMENT_BYTES[spec.dtype]
         lead_a, lead_b = leading(m, n, k, self.layouts)
         row_a, row_b = lead_a * width, lead_b * width
-        time_us, number, *choice = _decide(self._packed, m, n, k, moved, row_a, row_b)
+        time_us, number, shared, units, splits, in_cluster = _decide(self._packed, m, n, k, moved, row_a, row_b)
         kernel = self._all[number]
         tiles_m, tiles_n = -(-m // kernel.span_m), -(-n // kernel.span_n)
         across = (tiles_n, tiles_m) if kernel.spec.swapped else (tiles_m, tiles_n)
         work = Work(m, n, k, kernel, self.device, self.sms, *across, -(-k // kernel.tile_k), moved, row_a, row_b)
-        return Scored(time_us, work, Choice(*choice))
+        return Scored(time_us, work, Choice(shared, units, splits, in_cluster))
 
 
 @lru_cache(maxsize=256)
@@ -313,6 +313,8 @@ def busiest_iters(work: Work, choice: Choice) -> int:
 
 def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options) -> Iterator[Scored]:
     """Every candidate of every eligible kernel, with its time, in the order of the kernels. PlanError as ``make_plan``."""
+    if options.raster_order or options.raster_swizzle:  # 2.x kernels have one raster: they are asked where there are no others
+        kernels = [spec for spec in kernels if spec.persistent] or kernels
     chosen = kernel_set(tuple(kernels), device, options.sms)
     for kernel in chosen.profiles(m, n, k, promoted=bool(options.promotion)):
         work = _cut(m, n, k, kernel, chosen.layouts, device, chosen.sms, options)

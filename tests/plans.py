@@ -9,6 +9,8 @@ from cutlass_sk.plan import RASTER_ORDERS, Decomposition, Fixup, Plan, RasterOrd
 from cutlass_sk.schedule import count_peers
 
 HOPPER = KernelSpec("sm90a", "3x", "float16", "float32", (4, 4, 2))
+CLUSTERED = KernelSpec("sm90a", "3x", "float16", "float32", (64, 8, 2), schedule="pingpong")
+"""The least tile that may be split in a cluster."""
 SWAPPED = KernelSpec("sm90a", "3x", "float16", "float32", (4, 8, 2), (2, 1), swapped=True)
 AMPERE = KernelSpec("sm80", "2x", "float16", "float32", (32, 4, 2), warps=(2, 1))
 """Two fragments of 8 rows in each of two warps."""

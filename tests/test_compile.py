@@ -9,44 +9,59 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cutlass_sk.device import preset
-from cutlass_sk.errors import LaunchError, PlanError
-from cutlass_sk.generator import abi, find
+from cutlass_sk.errors import CompileError, LaunchError, PlanError
+from cutlass_sk.generator import abi, families
+from cutlass_sk.generator.emit import emit
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec
-from cutlass_sk.jit.build import build_one
+from cutlass_sk.jit.build import Source, build_one, compile_sources
 from cutlass_sk.kernel import Kernel, QueryResult, load_kernel, plan_struct, problem_struct
 from cutlass_sk.options import INT_MAX, Options
-from cutlass_sk.plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
+from cutlass_sk.plan import CLUSTER_SPLITS, DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
 from cutlass_sk.planner import make_plan
 
 pytestmark = pytest.mark.compiles
 
-HOPPER = find("sm90a_f16_f16_128x128x64_2x1_tt")
-HOPPER_DOUBLE = find("sm90a_f64_f64_64x64x16_w2x2_i1684_s4_tt")
-AMPERE = find("sm80_f16_f16_128x128x32_w2x2_i16816_s4_tt")
-AMPERE_DOUBLE = find("sm80_f64_f64_64x64x16_w2x2_i884_s4_tt")
-BUILT = [(HOPPER, "90a"), (AMPERE, "80"), (AMPERE, "86"), (AMPERE, "89"), (AMPERE_DOUBLE, "80"), (HOPPER_DOUBLE, "90a")]
-HOST_SIDE = [(HOPPER, "90a"), (AMPERE, "80"), (AMPERE_DOUBLE, "80"), (HOPPER_DOUBLE, "90a")]
+HALVES = families("float16", "float16", "sm90a")
+FIRST = HALVES[0]
+CLUSTERED = next(spec for spec in HALVES if spec.cluster_fixup)
+COOPERATIVE = next(spec for spec in HALVES if spec.schedule == "cooperative")
+PROMOTABLE = next(spec for spec in families("float16", "float32", "sm90a") if spec.promotable)
+DOUBLE, *_, DOUBLE_OF_ANY_SIZE = families("float64", "float64", "sm90a")
+(AMPERE,) = families("float16", "float16", "sm80")
+(AMPERE_DOUBLE,) = families("float64", "float64", "sm80")
+HOPPER = (FIRST, CLUSTERED, COOPERATIVE, PROMOTABLE, DOUBLE, DOUBLE_OF_ANY_SIZE)
+"""One kernel of each kind: each takes half a minute of nvcc."""
+HOST_SIDE = [*((spec, "90a") for spec in HOPPER), (AMPERE, "80"), (AMPERE_DOUBLE, "80")]
 """One build of each kernel: host code is the same for all architectures."""
+BUILT = [*HOST_SIDE, (AMPERE, "86"), (AMPERE, "89")]
 
 SHARED_MEMORY_BYTES = {"80": 163 << 10, "86": 99 << 10, "89": 99 << 10, "90a": 227 << 10}
 """The most that a CTA may have, by the CUDA programming guide."""
-TENSOR_CORES = {
-    (HOPPER, "90a"): r"HGMMA\.64x128x16\.F32",
-    (AMPERE, "80"): r"HMMA\.16816\.F32",
-    (AMPERE, "86"): r"HMMA\.16816\.F32",
-    (AMPERE, "89"): r"HMMA\.16816\.F32",
-    (AMPERE_DOUBLE, "80"): r"DMMA\.8x8x4|DMMA\.884",
-    (HOPPER_DOUBLE, "90a"): r"DMMA\.16x8x4",
-}
+
+
+def tensor_cores(spec: KernelSpec) -> str:
+    """The one instruction that a kernel's machine code is to multiply with."""
+    if spec.dtype == "float64":
+        return r"DMMA\.16x8x4" if spec.generation == "sm90a" else r"DMMA\.8x8x4|DMMA\.884"
+    return rf"HGMMA\.64x{spec.tile[1]}x16\.F32" if spec.api == "3x" else r"HMMA\.16816\.F32"
+
 
 every_build = pytest.mark.parametrize(("spec", "architecture"), BUILT, ids=str)
 every_kernel = pytest.mark.parametrize(("spec", "architecture"), HOST_SIDE, ids=str)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def built_side_by_side() -> None:
+    """What the tests build one by one, at once. Those that use a kernel that does not compile say so themselves."""
+    with suppress(CompileError):
+        compile_sources([Source(spec.name, emit(spec), architecture) for spec, architecture in BUILT])
 
 
 def query(kernel: Kernel, plan: Plan) -> QueryResult:
@@ -69,8 +84,10 @@ def test_a_kernel_is_what_its_spec_says(spec: KernelSpec, architecture: str) -> 
     tile_m, tile_n, tile_k = spec.tile
     stage_bytes = (tile_m + tile_n) * tile_k * ELEMENT_BYTES[spec.dtype]
     assert description.stages * stage_bytes <= description.shared_memory_bytes <= SHARED_MEMORY_BYTES[architecture]
+    assert description.cluster_fixup == spec.cluster_fixup
     if spec.persistent:
-        assert description.threads == 3 * 128 and description.stages >= 3
+        assert description.threads == 128 * (2 if spec.schedule == "single" else 3)
+        assert description.stages == spec.stages if spec.stages else description.stages >= 3
     else:
         assert (description.threads, description.stages) == (32 * spec.warps[0] * spec.warps[1], spec.stages)
 
@@ -106,6 +123,8 @@ def test_the_kernel_and_the_planner_agree_about_every_plan(spec: KernelSpec, arc
         assert query(kernel, plan) == said_by(plan), plan
     kinds = {(plan.decomposition, plan.peers > 1, plan.reduction_ctas > 0) for plan in plans}
     assert len(kinds) >= (4 if spec.persistent else 6)
+    assert ("cluster" in {plan.fixup for plan in plans}) == spec.cluster_fixup
+    assert (len({plan.promotion for plan in plans} - {0}) > 0) == spec.promotable
 
 
 @every_kernel
@@ -141,7 +160,7 @@ from cutlass_sk.errors import LaunchError
 from cutlass_sk.generator import abi, find
 from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
 from cutlass_sk.options import Options
-from cutlass_sk.planner import make_plan
+from cutlass_sk.planner import Choice, Scored, build, cut_up, make_plan
 
 spec, architecture = find(sys.argv[1]), sys.argv[2]
 kernel = load_kernel(spec, architecture)
@@ -167,7 +186,11 @@ def values(value):
 report = {"plans": [], "problems": [], "operands": []}
 for forced in json.loads(sys.argv[3]):
     m, n, k = 1024, 2048, 4096
-    plan = make_plan(m, n, k, [spec], preset("h200"), Options(**forced))
+    if "in_clusters" in forced:
+        work, splits = cut_up(m, n, k, spec, preset("h200")), forced["in_clusters"]
+        plan = build(Scored(1.0, work, Choice(work.work_tiles, work.work_tiles * splits, splits, True)), Options())
+    else:
+        plan = make_plan(m, n, k, [spec], preset("h200"), Options(**forced))
     problem = problem_struct(m, n, k, k, n, n)
     fields = [name for name, _ in abi.PlanStruct._fields_]
     good = {name: getattr(plan_struct(plan), name) for name in fields}
@@ -197,14 +220,14 @@ for forced in json.loads(sys.argv[3]):
         other = problem_struct(m, n, k, k, n, n)
         setattr(other, name, value)
         report["operands"].append([{name: value}, launched(other, plan_struct(plan)), "CUTLASS_SK_BAD_PROBLEM"])
-    for name in ("lda", "ldb", "ldc"):
-        if spec.alignment > 1:
+    for name, alignment in (("lda", spec.alignment), ("ldb", spec.alignment), ("ldc", spec.alignment_c)):
+        if alignment > 1:
             other = problem_struct(m, n, k, k, n, n)
             setattr(other, name, getattr(other, name) + 1)
             report["operands"].append([{name: "+1"}, launched(other, plan_struct(plan)), "CUTLASS_SK_MISALIGNED"])
     for name in ("a", "b", "c"):
         report["operands"].append([{name: 1025}, launched(problem, plan_struct(plan), **{name: 1025}), "CUTLASS_SK_MISALIGNED"])
-    if plan.sk_units:
+    if plan.workspace_bytes:
         for change in ({"partials": None}, {"barriers": None}, {"partials": 64}):
             report["operands"].append([change, launched(problem, plan_struct(plan), **change), "CUTLASS_SK_BAD_PLAN"])
     report["operands"].append([{"struct_bytes": 1}, launched(problem, plan_struct(plan), struct_bytes=1), "CUTLASS_SK_BAD_ABI"])
@@ -225,7 +248,8 @@ FORCED: list[dict[str, Any]] = [
 def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
     """The conditions on a plan for 1024 x 2048 x 4096, once more and in words of Python."""
     size = spec.cluster_size
-    work_m, work_n = -(-1024 // (spec.tile[0] * spec.cluster[0])), -(-2048 // (spec.tile[1] * spec.cluster[1]))
+    rows, columns = (2048, 1024) if spec.swapped else (1024, 2048)
+    work_m, work_n = -(-rows // (spec.tile[0] * spec.cluster[0])), -(-columns // (spec.tile[1] * spec.cluster[1]))
     if plan["struct_bytes"] != 4 * len(plan) or plan["iters_per_tile"] != -(-4096 // spec.tile[2]):
         return False
     if (plan["tiles_m"], plan["tiles_n"]) != (work_m * spec.cluster[0], work_n * spec.cluster[1]):
@@ -236,6 +260,10 @@ def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
     if not 0 <= units <= shared * plan["iters_per_tile"] or (units == 0) != (shared == 0) or splits < 1:
         return False
     if splits > 1 and (splits > plan["iters_per_tile"] or units != shared * splits):
+        return False
+    if plan["in_clusters"] and not (
+        spec.cluster_fixup and splits in CLUSTER_SPLITS and plan["dp_tiles"] == 0 and units == plan["grid"]
+    ):
         return False
     if plan["promotion_iters"] < 0 or (plan["promotion_iters"] and not spec.promotable):
         return False
@@ -261,7 +289,8 @@ def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
 @every_kernel
 def test_corrupted_plans_and_operands_are_refused(spec: KernelSpec, architecture: str) -> None:
     load_kernel(spec, architecture)  # built here, with its progress and errors
-    command = [sys.executable, "-c", CORRUPTIONS, spec.name, architecture, json.dumps(FORCED)]
+    forced = [*FORCED, *({"in_clusters": splits} for splits in (2, 8) if spec.cluster_fixup)]
+    command = [sys.executable, "-c", CORRUPTIONS, spec.name, architecture, json.dumps(forced)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stderr[-2000:]}"
     report = json.loads(done.stdout)
@@ -321,10 +350,10 @@ def test_the_tensor_cores_are_used(spec: KernelSpec, architecture: str) -> None:
     code = cuobjdump("-sass", str(build_one(spec, architecture).library))
     used = re.findall(r"\b((?:HG|H|D|I|QG)MMA\.[\w.]*)", code)
     assert len(used) >= 4
-    assert all(re.match(TENSOR_CORES[spec, architecture], instruction) for instruction in used), set(used)
+    assert all(re.match(tensor_cores(spec), instruction) for instruction in used), set(used)
     assert set(re.findall(r"arch = (sm_\w+)", code)) == {f"sm_{architecture}"}
     if spec.api == "3x":
-        assert "UTMALDG" in code and "UTMASTG" in code
+        assert "UTMALDG" in code and ("UTMASTG" in code) == (spec.dtype != "float64")
     else:
         assert "LDGSTS" in code
 

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from cutlass_sk import cli, env
+from cutlass_sk.generator.catalog import DTYPES, families
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,20 @@ def test_plan_example_has_every_row_of_the_command() -> None:
     assert example
     for name in FORMATS:
         assert name in example
+
+
+def test_the_kernel_table_is_the_catalogue() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+)x(\d+) \| (\d)x(\d) \| (\w+) \| (yes)? ?\|$", README, re.MULTILINE)
+    listed = [((int(m), int(n), 64), (int(x), int(y)), schedule, bool(yes)) for _, m, n, x, y, schedule, yes in rows]
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    for dtype, out_dtype in DTYPES:
+        family = families(dtype, out_dtype, "sm90a")
+        if dtype == "float64":
+            tiles = re.findall(r"\d+x\d+", README.partition("For float64 they are 16 deep:")[2].partition(").\n")[0])
+            tiles.remove("2x1")  # the cluster
+            assert tiles == ["{}x{}".format(*spec.tile) for spec in family if spec.api == "3x"]
+        else:
+            assert listed == [(spec.tile, spec.cluster, spec.schedule, spec.swapped) for spec in family]
 
 
 def test_links_lead_to_files() -> None:

@@ -15,11 +15,14 @@ import pytest
 
 import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
-from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, fp64_candidates
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, fits_twice
 from cutlass_sk.generator.emit import emit
-from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec
+from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout
 
 CATALOGUE = tuple(kernels())
+FIRST = CATALOGUE[0]
+TMA_DOUBLE = tuple(spec for spec in families("float64", "float64", "sm90a") if spec.api == "3x")
+VECTOR_DOUBLE = families("float64", "float64", "sm90a")[-1]
 DIGESTS = """
 import hashlib
 from cutlass_sk.generator import kernels
@@ -99,15 +102,14 @@ def test_every_field_of_a_spec_is_in_its_name() -> None:
         "promotable": True,
         "layout_a": "n",
         "layout_b": "n",
-        "swapped": True,
+        "swapped": not FIRST.swapped,
         "schedule": "single",
         "ctas_per_sm": 2,
     }
-    hopper, double = find("sm90a_f16_f16_128x128x64_2x1_tt"), find("sm90a_f64_f64_64x64x16_w2x2_i1684_s4_tt")
     assert {field.name for field in fields(KernelSpec)} == {"api", *others}
     only_3x, only_2x = {"cluster", "promotable", "swapped", "schedule", "ctas_per_sm"}, {"instruction", "warps"}
     for name, value in others.items():
-        for spec, foreign in ((hopper, only_2x), (double, only_3x)):
+        for spec, foreign in ((FIRST, only_2x), (VECTOR_DOUBLE, only_3x)):
             if name not in foreign:
                 assert replace(spec, **{name: value}).name != spec.name, name  # type: ignore[arg-type]
 
@@ -142,7 +144,7 @@ def test_an_emitter_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     module = importlib.import_module("cutlass_sk.generator.emit")
     monkeypatch.setattr(module, "STOCK_SCHEDULER", "cutlass::gemm::AnotherScheduler")
     with pytest.raises(RuntimeError, match="its emitter has changed"):
-        emit(find("sm90a_f16_f16_128x128x64_2x1_tt"))
+        emit(FIRST)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -160,7 +162,7 @@ def test_families_are_complete_and_their_members_consistent(generation: str, dty
         )
         assert all(spec.with_layouts(*layouts) in CATALOGUE for layouts in LAYOUTS)
         assert spec.accumulator == ("float64" if dtype == "float64" else "float32")
-        assert spec.alignment * ELEMENT_BYTES[dtype] == (8 if dtype == "float64" else 16)
+        assert spec.alignment * ELEMENT_BYTES[dtype] == (8 if dtype == "float64" and spec.api == "2x" else 16)
         assert str(spec) == spec.name
     assert len(CATALOGUE) == len(LAYOUTS) * sum(len(families(*dtypes, g)) for g in GENERATIONS for dtypes in DTYPES)
 
@@ -195,9 +197,9 @@ def test_command_emit_prints_the_text() -> None:
 
 @pytest.mark.parametrize("command", ["show", "emit"])
 def test_an_unknown_name_is_answered_with_near_ones(command: str) -> None:
-    done = generator(command, "sm90a_f16_f16_128x128x64_2x1_zz")
+    done = generator(command, f"{FIRST.family}_zz")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no kernel is called 'sm90a_f16_f16_128x128x64_2x1_zz'; near it: sm90a_f16_f16_128x128x64_2x1_tt" in done.stderr
+    assert f"no kernel is called '{FIRST.family}_zz'; near it: {FIRST.family}_" in done.stderr
     assert "Traceback" not in done.stderr
     assert generator(command, "x" * 1000).returncode == 2
 
@@ -208,10 +210,14 @@ def test_wrong_usage_is_explained(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 2 and done.stderr.startswith("usage: python -m cutlass_sk.generator") and done.stdout == ""
 
 
-def test_fp64_candidates_are_kernels_of_our_own_collectives() -> None:
-    candidates = [spec for instruction_k in (4, 8, 16) for spec in fp64_candidates(instruction_k)]
-    assert len({spec.name for spec in candidates}) == len(candidates)
-    for spec in candidates:
+def test_fp64_kernels_that_load_by_tma_are_made_of_our_own_collectives() -> None:
+    """In each of Hopper's instructions, whether the catalogue has it or not."""
+    tile_k = {4: 16, 8: 16, 16: 32}
+    variants = [
+        replace(spec, instruction=(16, 8, depth), tile=(*spec.tile[:2], tile_k[depth])) for spec in TMA_DOUBLE for depth in tile_k
+    ]
+    assert len({spec.name for spec in variants}) == len(variants) > len(TMA_DOUBLE) > 0
+    for spec in variants:
         text = emit(spec)
         assert text == emit(spec) and f"namespace cutlass_sk_{spec.name} {{" in text
         assert "cutlass_sk::Fp64Mainloop<" in text and "cutlass_sk::Fp64Epilogue<" in text and "Gemm3x<" in text
@@ -223,4 +229,52 @@ def test_fp64_candidates_are_kernels_of_our_own_collectives() -> None:
 )
 def test_fp64_kernels_that_cannot_be_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="sm90a_f64_f64"):
-        emit(replace(fp64_candidates()[0], **changed))  # type: ignore[arg-type]
+        emit(replace(TMA_DOUBLE[0], **changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tile", [(96, 128, 64), (64, 264, 64), (64, 128, 8), (0, 128, 64)])
+def test_16_bit_kernels_that_cannot_be_are_refused(tile: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="needs tile_m in steps of 64"):
+        emit(replace(FIRST, schedule="pingpong", tile=tile))
+
+
+def test_a_swapped_kernel_is_emitted_for_the_transposed_product() -> None:
+    """c^T = b^T a^T: the operands change places, and all layouts turn."""
+    for layout_a, layout_b in LAYOUTS:
+        spec = replace(FIRST.with_layouts(layout_a, layout_b), swapped=True)
+        turned: dict[str, Layout] = {"t": "n", "n": "t"}
+        other = replace(spec, swapped=False, layout_a=turned[layout_b], layout_b=turned[layout_a])
+        swapped, plain = (re.sub(r"sm90a_f16_f16_\w+", "NAME", text_of(one)) for one in (spec, other))
+        operands = re.compile(r"cutlass::half_t, cutlass::layout::(\w+),")
+        _, _, *inputs = operands.findall(swapped)
+        _, _, *same_inputs = operands.findall(plain)
+        assert inputs == same_inputs and len(inputs) == 2
+        assert operands.findall(swapped)[:2] != operands.findall(plain)[:2]
+
+
+def test_a_family_is_a_name_without_layouts() -> None:
+    for spec in CATALOGUE:
+        assert spec.name == f"{spec.family}_{spec.layout_a}{spec.layout_b}"
+        assert {spec.with_layouts(*layouts).family for layouts in LAYOUTS} == {spec.family}
+    assert len({spec.family for spec in CATALOGUE}) * len(LAYOUTS) == len(CATALOGUE)
+
+
+def test_which_kernels_may_split_a_tile_in_a_cluster() -> None:
+    """16-bit ones without a cluster of their own, whose warpgroups have 64 rows each."""
+    square = KernelSpec("sm90a", "3x", "float16", "float16", (64, 64, 64), schedule="pingpong")
+    assert square.cluster_fixup and replace(square, swapped=True).cluster_fixup
+    assert replace(square, schedule="single").cluster_fixup
+    assert replace(square, schedule="cooperative", tile=(128, 64, 64)).cluster_fixup
+    assert not replace(square, cluster=(2, 1)).cluster_fixup and not replace(square, tile=(128, 64, 64)).cluster_fixup
+    assert not replace(square, schedule="cooperative", tile=(256, 64, 64)).cluster_fixup
+    for generation in GENERATIONS:
+        for dtype, out_dtype in DTYPES:
+            found = [spec for spec in families(dtype, out_dtype, generation) if spec.cluster_fixup]
+            assert bool(found) == (generation == "sm90a" and dtype != "float64")
+
+
+def test_kernels_that_end_chains_have_registers_for_them() -> None:
+    for spec in CATALOGUE:
+        of_float32 = spec.api == "3x" and spec.out_dtype == "float32"
+        assert spec.promotable == (of_float32 and fits_twice(spec.tile[:2], spec.schedule))
+    assert fits_twice((64, 160), "pingpong") and not fits_twice((128, 160), "pingpong") and fits_twice((128, 160), "cooperative")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_sk import Gemm, cli
+from cutlass_sk.cli.explain import label
 from cutlass_sk.errors import PlanError
 from cutlass_sk.explain import BOUNDS
 from cutlass_sk.generator.spec import KernelSpec
@@ -44,6 +45,14 @@ def test_an_explanation_is_frozen_and_refuses_what_plan_refuses() -> None:
     assert "measured on NVIDIA H200" in str(explanation)
 
 
+@pytest.mark.parametrize("shape", [(128, 128, 16384), (1536, 1536, 4096), (300, 200, 5000)], ids=str)
+def test_no_two_candidates_are_called_the_same(shape: tuple[int, int, int]) -> None:
+    candidates = Gemm("float16", device="h200").explain(*shape).candidates
+    assert {one.plan.fixup for one in candidates} >= ({"none", "tree", "cluster"} if shape[2] > 4096 else {"none"})
+    for name in (str, label):
+        assert len({name(one) for one in candidates}) == len(candidates)
+
+
 def test_rows_that_start_badly_cost_loads() -> None:
     gemm = Gemm("float16", device="h200", kernels=[KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64))])
     plain = gemm.explain(4096, 4096, 4096).candidates[0]
@@ -63,7 +72,9 @@ def test_explain_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeyp
     status, text, _ = run("1536", "1536", "4096", "--device", "h200", "--top", "3")
     explanation = Gemm("float16", device="h200").explain(1536, 1536, 4096)
     assert status == 0 and f"{len(explanation.candidates)} candidates" in text and "bound by" in text
-    assert all(candidate.plan.kernel.family in text for candidate in explanation.candidates[:3])
-    assert sum(text.count(family) for family in {spec.family for spec in Gemm("float16", device="h200").kernels}) >= 3
+    rows = text.split("\nconstants ")[0]
+    assert all(label(candidate) in rows for candidate in explanation.candidates[:3])
+    assert label(explanation.candidates[3]) not in rows
+    assert explanation.candidates[0].plan.kernel.family in text
     status, _, errors = run("8", "8", "8", "--measure", "--device", "h200")
     assert status == 2 and ("no GPU" in errors or "there is none" in errors or torch.cuda.is_available())

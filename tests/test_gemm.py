@@ -23,10 +23,13 @@ from cutlass_sk.device import PRESETS
 from cutlass_sk.dtypes import name_of
 from cutlass_sk.errors import DeviceError, DtypeError, OperandError, PlanError
 from cutlass_sk.generator.catalog import DTYPES, families
+from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.plan import DECOMPOSITIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
 NAN = float("nan")
+SET = families("float16", "float16", "sm90a")
+ALONE = next(spec for spec in SET if spec.cluster == (1, 1))
 
 
 def trits(rows: int, columns: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -75,8 +78,14 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "bfloat16", "out_dtype": torch.float32}, "Gemm('bfloat16', out_dtype='float32')"),
     ({"dtype": "float64", "out_dtype": "float64", "device": "a100"}, "Gemm('float64', device='a100')"),
     (
-        {"dtype": "half", "device": "toy:5", "generation": "sm90a", "tile": [128, 128, 64], "cluster": [1, 1]},
-        "Gemm('float16', device='toy:5', generation='sm90a', tile=(128, 128, 64), cluster=(1, 1))",
+        {"dtype": "half", "device": "toy:5", "generation": "sm90a", "tile": [*ALONE.tile], "cluster": [1, 1]},
+        f"Gemm('float16', device='toy:5', generation='sm90a', tile={ALONE.tile}, cluster=(1, 1))",
+    ),
+    ({"dtype": "float16", "device": "h200", "kernels": 1}, "Gemm('float16', device='h200', kernels=1)"),
+    ({"dtype": "float64", "device": "h200", "kernels": 100}, "Gemm('float64', device='h200', kernels=100)"),
+    (
+        {"dtype": "float16", "device": "h200", "kernels": [ALONE.name, SET[0]]},
+        f"Gemm('float16', device='h200', generation='sm90a', kernels=['{ALONE.name}', '{SET[0].name}'])",
     ),
     ({"dtype": "float16", "device": PRESETS["h200"], "generation": "sm80"}, "Gemm('float16', device=Device(name='h200'"),
 ]
@@ -114,6 +123,69 @@ def test_spec_is_the_first_of_the_kernels_of_the_device() -> None:
     assert Gemm("float16", device="h200", cluster=(1, 1)).kernels == tuple(
         spec for spec in families("float16", "float16", "sm90a") if spec.cluster == (1, 1)
     )
+
+
+def test_so_many_kernels_are_the_first_ones() -> None:
+    for count in range(1, len(SET) + 2):
+        assert Gemm("float16", device="h200", kernels=count).kernels == SET[:count]
+    single = Gemm("float16", device="h200", kernels=1)
+    for shape in ((128, 128, 16384), (1536, 1536, 4096), (33, 5000, 77)):
+        plans = [single.plan(*shape), single.plan(*shape, decomposition="stream_k"), single.plan(*shape, splits=2)]
+        assert {plan.kernel for plan in plans} == {SET[0]}
+    assert Gemm("float16", device="a100", kernels=1).kernels == families("float16", "float16", "sm80")
+    tall = [spec for spec in SET if spec.cluster == SET[-1].cluster]
+    assert len(tall) > 1 and Gemm("float16", device="h200", cluster=SET[-1].cluster, kernels=1).kernels == (tall[0],)
+
+
+def test_kernels_are_chosen_by_spec_or_by_name_in_the_order_given() -> None:
+    own = replace(ALONE, tile=(64, 72, 64))  # not of the catalogue
+    names = [SET[3].with_layouts("n", "t").name, own, SET[1]]
+    gemm = Gemm("float16", device="h200", kernels=names)
+    assert gemm.kernels == (SET[3], own, SET[1]) and gemm.spec == SET[3]
+    assert pickle.loads(pickle.dumps(gemm)).kernels == gemm.kernels
+    assert Gemm("float16", device="h200", kernels=names, tile=own.tile).kernels == (own,)
+    assert gemm.plan(1536, 1536, 4096).kernel in gemm.kernels
+    paper = families("float16", "float16", "sm80")
+    assert Gemm("float16", device="h200", kernels=paper).plan(64, 64, 64).kernel == paper[0]
+    a, b = operands(150, 270, 333)
+    assert torch.equal(Gemm("float16", device="h200", kernels=[own]).run(a, b).double(), product_of(a, b))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "error", "message"),
+    [
+        *((kernels, PlanError, "kernels=.* must be a whole number of 1 or more") for kernels in (0, -1, True, [], (), "", ALONE)),
+        (ALONE.name, PlanError, "or kernels by name or spec in a list"),
+        ([ALONE.family], PlanError, f"no kernel is called '{ALONE.family}'; near it: {ALONE.family}_"),
+        (["magic"], PlanError, "no kernel is called 'magic'"),
+        (families("bfloat16", "bfloat16", "sm90a"), DtypeError, "is for bfloat16 into bfloat16; this Gemm is for float16 into "),
+        (families("float16", "float32", "sm90a"), DtypeError, "is for float16 into float32; this Gemm is for float16 into float16"),
+        ([ALONE, *families("float16", "float16", "sm80")], PlanError, "are of several generations; a Gemm has kernels of one"),
+    ],
+    ids=str,
+)
+def test_kernels_that_cannot_be_chosen_are_refused(kernels: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Gemm("float16", kernels=kernels)
+
+
+def test_kernels_of_another_generation_are_refused() -> None:
+    with pytest.raises(DtypeError, match="no kernel is Gemm"):
+        Gemm("float16", generation="sm80", kernels=[ALONE])
+    with pytest.raises(DeviceError):
+        Gemm("float16", device="a100", kernels=[ALONE]).plan(64, 64, 64)
+
+
+@pytest.mark.parametrize("spec", [*SET, *families("float64", "float64", "sm90a")], ids=str)
+@pytest.mark.parametrize("shape", [(70, 300, 200), (301, 71, 201)], ids=str)
+def test_every_kernel_is_exact_in_every_layout(spec: KernelSpec, shape: tuple[int, int, int]) -> None:
+    gemm = Gemm(spec.dtype, device="h200", kernels=[spec])
+    a, b = operands(*shape, gemm.dtype)
+    for layouts in product((torch.clone, transposed), repeat=2):
+        x, y = layouts[0](a), layouts[1](b)
+        assert torch.equal(gemm.run(x, y).double(), product_of(a, b))
+        plan = gemm.plan(*shape, decomposition="stream_k", sms=7)
+        assert plan.kernel == spec and torch.equal(gemm.run(x, y, plan=plan).double(), product_of(a, b))
 
 
 def test_supported_dtypes_can_all_be_made_and_no_others() -> None:
@@ -160,7 +232,9 @@ def test_an_unknown_dtype_is_named(given: Any) -> None:
         (
             {"tile": (1, 2, 3)},
             DtypeError,
-            r"tile=\(1, 2, 3\)\); for float16 -> float16 there are \(tile, cluster\) sm90a 128x128x64 2x1",
+            r"tile=\(1, 2, 3\)\); for float16 -> float16 there are \(tile, cluster\) sm90a {}x{}x{} {}x{}, ".format(
+                *SET[0].tile, *SET[0].cluster
+            ),
         ),
         ({"cluster": (4, 4)}, DtypeError, r"cluster=\(4, 4\)\); for float16 -> float16 there are"),
         ({"generation": "sm80", "cluster": (2, 1)}, DtypeError, r"generation='sm80', cluster=\(2, 1\)\); .* sm80 128x128x32 1x1$"),
@@ -179,7 +253,7 @@ def test_what_cannot_be_made_is_refused_at_once(given: dict[str, Any], error: ty
 
 def test_a_kernel_that_the_device_lacks_is_refused_when_planned() -> None:
     with pytest.raises(DtypeError, match=r"no sm80 kernel, the default on a100; generation='sm90a' has one"):
-        Gemm("float16", device="a100", tile=(128, 128, 64)).plan(64, 64, 64)
+        Gemm("float16", device="a100", tile=ALONE.tile).plan(64, 64, 64)
     old = Device("old", 80, (7, 0), 100.0, 7.0, 900.0)
     with pytest.raises(DeviceError, match=r"old has compute capability 7\.0; kernels exist for 8\.x and 9\.0"):
         Gemm("float16", device=old).plan(64, 64, 64)

@@ -64,7 +64,7 @@ def requests(draw: st.DrawFn, largest: int) -> tuple[int, int, int, tuple[Kernel
 
 
 def slots(plan: Plan) -> int:
-    return max(1, plan.requested_grid // plan.kernel.cluster_size)
+    return max(1, model.clusters(plan.requested_grid, plan.kernel.cluster_size))
 
 
 @settings(max_examples=400, deadline=None)
@@ -135,7 +135,7 @@ def test_what_is_forced_appears_in_the_plan(request: tuple[Any, ...]) -> None:
         assert (plan.sk_tiles, plan.sk_units, plan.splits, plan.peers, plan.workspace_bytes) == (0, 0, 1, 1, 0)
         assert plan.efficiency == pytest.approx(plan.data_parallel_efficiency)
     assert plan.reduction_mode == (forced.reduction_mode if persistent else "deterministic")
-    shorter = "along_m" if plan.tiles_m // plan.kernel.cluster[0] <= plan.tiles_n // plan.kernel.cluster[1] else "along_n"
+    shorter = "along_m" if plan.tiles_m // plan.kernel.cluster[0] < plan.tiles_n // plan.kernel.cluster[1] else "along_n"
     if persistent:
         assert plan.raster_order == (forced.raster_order or shorter)
         assert plan.raster_swizzle == (forced.raster_swizzle or 1)
@@ -328,6 +328,87 @@ def test_few_tiles_and_a_long_k_are_shared_and_full_waves_are_not() -> None:
     assert few.decomposition != "data_parallel" and few.peers > 4 and few.efficiency >= 8 * few.data_parallel_efficiency
     full = make_plan(128 * 12, 128 * 11, 4096, [HOPPER_SINGLE], H200)
     assert (full.decomposition, full.efficiency, full.grid) == ("data_parallel", 1.0, 132)
+
+
+@pytest.mark.parametrize(("size", "clusters"), [(1, 132), (2, 66), (3, 39), (4, 30), (8, 15)])
+def test_clusters_of_a_whole_h200(size: int, clusters: int) -> None:
+    """As counted on one: a cluster lies within a GPC, and those have 16 or 18 SMs."""
+    assert model.clusters(H200.sms, size) == clusters
+    assert all(model.clusters(sms, size) * size <= sms for sms in range(1, 300))
+    counts = [model.clusters(sms, size) for sms in range(300)]
+    assert counts == sorted(counts) and counts[0] == 0
+
+
+FP64 = families("float64", "float64", "sm90a")
+LEADING = {"tt": "kn", "tn": "kk", "nt": "mn", "nn": "mk"}
+"""The sizes that are leading dimensions of dense a and b, by layouts."""
+
+
+@pytest.mark.parametrize("layouts", LEADING)
+@pytest.mark.parametrize("odd", ["", "m", "n", "k", "mn", "mk", "nk", "mnk"])
+def test_tma_is_not_given_odd_rows_of_float64(layouts: Any, odd: str) -> None:
+    """Only the dimension that rows of a and b are apart by counts, in each layout; c's never does."""
+    assert {spec.api for spec in FP64} == {"2x", "3x"} and FP64[-1].api == "2x"
+    m, n, k = (1000 + (size in odd) for size in "mnk")
+    kernels = kernel_set(tuple(spec.with_layouts(*layouts) for spec in FP64), H200)
+    found = tuple(profile.spec for profile in kernels.profiles(m, n, k))
+    assert found == ((FP64[-1],) if set(LEADING[layouts]) & set(odd) else FP64)
+    assert decide(m, n, k, kernels).work.spec in found
+
+
+def test_tma_takes_odd_rows_of_float64_where_it_is_alone() -> None:
+    """Operands are packed then."""
+    tma = FP64[:-1]
+    assert tuple(profile.spec for profile in kernel_set(tma, H200).profiles(1001, 1001, 1001)) == tma
+
+
+@pytest.mark.parametrize("size", [(64, 64, 64), (640, 640, 632), (640, 644, 640), (640, 640, 639), (639, 640, 640)])
+def test_ragged_float32_outputs_are_for_kernels_that_can_end_chains(size: tuple[int, int, int]) -> None:
+    family = families("float16", "float32", "sm90a")
+    promotable = tuple(spec for spec in family if spec.promotable)
+    assert 0 < len(promotable) < len(family)
+    kernels = kernel_set(family, H200)
+    ragged = size[1] % 8 != 0 or size[2] % 8 != 0
+    assert tuple(profile.spec for profile in kernels.profiles(*size)) == (promotable if ragged else family)
+    assert tuple(profile.spec for profile in kernels.profiles(*size, promoted=True)) == promotable
+    halves = families("float16", "float16", "sm90a")
+    assert tuple(profile.spec for profile in kernel_set(halves, H200).profiles(*size)) == halves
+
+
+def test_kernels_whose_clusters_do_not_fit_are_left_out() -> None:
+    family = families("float16", "float16", "sm90a")
+    for sms in (1, 2, 3, 4):
+        found = tuple(profile.spec for profile in kernel_set(family, H200, sms).profiles(512, 512, 512))
+        assert found == tuple(spec for spec in family if spec.cluster_size <= sms)
+    pair = tuple(spec for spec in family if spec.cluster_size == 2)
+    assert tuple(profile.spec for profile in kernel_set(pair, H200, 1).profiles(512, 512, 512)) == pair
+
+
+@pytest.mark.parametrize("size", [(1024, 1024, 1024), (1001, 999, 77)])
+@pytest.mark.parametrize("forced", [{"raster_order": "along_m"}, {"raster_order": "along_n"}, {"raster_swizzle": 3}], ids=str)
+def test_a_raster_is_forced_on_kernels_that_have_one(size: tuple[int, int, int], forced: Any) -> None:
+    """float64 has both kinds on Hopper."""
+    plan = make_plan(*size, FP64, H200, Options(**forced))
+    assert plan.kernel.persistent and {name: getattr(plan, name) for name in forced} == forced
+
+
+def test_splits_in_clusters_are_as_the_kernel_takes_them() -> None:
+    spec = next(spec for spec in families("float16", "float16", "sm90a") if spec.cluster_fixup)
+    plan = make_plan(128, 128, 16384, [spec], H200)
+    assert (plan.fixup, plan.decomposition, plan.sk_tiles, plan.dp_tiles) == ("cluster", "split_k", 4, 0)
+    assert plan.splits in CLUSTER_SPLITS and plan.grid == plan.sk_units == 4 * plan.splits and plan.workspace_bytes == 0
+    kinds = {
+        (candidate.choice.splits, candidate.choice.in_cluster) for candidate in scored(128, 128, 16384, [spec], H200, Options())
+    }
+    assert {(splits, True) for splits in CLUSTER_SPLITS} <= kinds and (8, False) in kinds
+    other = dataclasses.replace(spec, schedule="single", tile=(32, 64, 64))
+    for wrong in (
+        {"splits": 5, "sk_units": 20, "grid": 20},
+        {"grid": 2 * plan.grid},
+        {"kernel": other, "tiles_m": 4, "tiles_n": 2},
+    ):
+        with pytest.raises(PlanError, match="does not hold together"):
+            dataclasses.replace(plan, **wrong).check()
 
 
 @pytest.mark.parametrize("sms", [1, 2, 3, 131, 132])

@@ -8,12 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import AMPERE, HOPPER, any_plan, cluster_spec, make
+from plans import AMPERE, CLUSTERED, HOPPER, SWAPPED, any_plan, cluster_spec, make
 
 from cutlass_sk import reference
+from cutlass_sk.device import PRESETS
 from cutlass_sk.errors import PlanError
+from cutlass_sk.generator.catalog import families
 from cutlass_sk.generator.spec import KernelSpec
-from cutlass_sk.plan import Plan
+from cutlass_sk.options import Options
+from cutlass_sk.plan import CLUSTER_SPLITS, Plan
+from cutlass_sk.planner import Choice, Scored, build, cut_up, make_plan
 from cutlass_sk.reference import execute
 from cutlass_sk.schedule import Reduction, Segment
 
@@ -76,6 +80,44 @@ def test_any_plan_gives_the_exact_product(plan: Plan, seed: int) -> None:
 )
 def test_each_decomposition_gives_the_exact_product(plan: Plan) -> None:
     check_exact(plan)
+
+
+@pytest.mark.parametrize("splits", CLUSTER_SPLITS)
+@pytest.mark.parametrize("size", [(64, 8, 16), (100, 20, 17), (1, 1, 40), (130, 9, 33)], ids=str)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_splits_in_clusters_give_the_exact_product(splits: int, size: tuple[int, int, int], swapped: bool) -> None:
+    spec = replace(CLUSTERED, swapped=swapped)
+    work = cut_up(*size, spec, PRESETS["h200"])
+    choice = Choice(work.work_tiles, work.work_tiles * splits, splits, in_cluster=True)
+    plan = build(Scored(1.0, work, choice), Options())
+    plan.check()
+    assert (plan.fixup, plan.peers, plan.workspace_bytes) == ("cluster", splits, 0)
+    check_exact(plan)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make(5, 40, 7, SWAPPED),
+        make(40, 5, 7, SWAPPED, decomposition="split_k", splits=3),
+        make(33, 17, 9, SWAPPED, decomposition="stream_k", workers=5),
+        make(17, 33, 9, SWAPPED, decomposition="stream_k", workers=5, sk_units=7, raster_order="along_n", raster_swizzle=2),
+        make(1, 29, 5, SWAPPED, decomposition="stream_k", workers=4),
+        make(29, 1, 5, SWAPPED, decomposition="stream_k", workers=4, sk_tiles=2),
+    ],
+    ids=lambda plan: f"{plan.m}x{plan.n}x{plan.k} {plan.decomposition}",
+)
+def test_swapped_plans_give_the_exact_product(plan: Plan) -> None:
+    """Rectangular and ragged: the kernel's rows are columns of c."""
+    assert plan.swapped and (plan.tiles_m, plan.tiles_n) == (2 * -(-plan.n // 8), -(-plan.m // 8))
+    check_exact(plan)
+
+
+@pytest.mark.parametrize("size", [(70, 300, 200), (300, 70, 200), (129, 257, 65), (1, 200, 1000)], ids=str)
+@pytest.mark.parametrize("spec", families("float16", "float32", "sm90a"), ids=str)
+def test_each_kernel_of_the_set_gives_the_exact_product(spec: KernelSpec, size: tuple[int, int, int]) -> None:
+    for decomposition in (None, "data_parallel", "stream_k"):
+        check_exact(make_plan(*size, [spec], PRESETS["h200"], Options(decomposition=decomposition)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import AMPERE, any_plan, ceil_div, cluster_spec, make
+from plans import AMPERE, CLUSTERED, any_plan, ceil_div, cluster_spec, make
 
 from cutlass_sk.plan import Plan, RasterOrder
 from cutlass_sk.schedule import (
@@ -47,8 +47,9 @@ def units_of_tiles(plan: Plan) -> dict[int, list[int]]:
 
 
 def launch_order(plan: Plan) -> list[int]:
-    """Units by position: in order for stream_k; for split_k the first parts of all tiles, then the second parts, ..."""
-    if plan.decomposition != "split_k":
+    """Units by position: in order for stream_k; for split_k the first parts of all tiles, then the second parts, ...; but the parts
+    of a tile side by side where they are one cluster."""
+    if plan.decomposition != "split_k" or plan.fixup == "cluster":
         return list(range(plan.sk_units))
     return [tile * plan.splits + part for part in range(plan.splits) for tile in range(shared_work_tiles(plan))]
 
@@ -245,6 +246,19 @@ def test_parts_of_a_split_tile_are_interleaved_with_other_tiles() -> None:
     assert schedule(plan) == [
         [Segment(0, 0, 0, 3, "partial"), Segment(1, 0, 3, 5, "partial"), Segment(2, 0, 5, 7, "finish", (1, 0))],
         [Segment(3, 1, 0, 3, "partial"), Segment(4, 1, 3, 5, "partial"), Segment(5, 1, 5, 7, "finish", (4, 3))],
+    ]
+
+
+def test_parts_of_a_tile_that_are_a_cluster_lie_side_by_side() -> None:
+    plan = make(64, 16, 14, CLUSTERED, decomposition="split_k", workers=6, splits=3, in_clusters=True)
+    plan.check()
+    assert schedule(plan) == [
+        [Segment(0, 0, 0, 3, "partial")],
+        [Segment(1, 0, 3, 5, "partial")],
+        [Segment(2, 0, 5, 7, "finish", (1, 0))],
+        [Segment(3, 1, 0, 3, "partial")],
+        [Segment(4, 1, 3, 5, "partial")],
+        [Segment(5, 1, 5, 7, "finish", (4, 3))],
     ]
 
 

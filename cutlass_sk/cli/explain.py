@@ -78,6 +78,7 @@ def label(candidate: Candidate) -> str:
     """Tile, cluster and decomposition, short: a row must fit a terminal."""
     plan = candidate.plan
     cut = f" {plan.splits}" if plan.splits > 1 else f" {plan.sk_tiles}/{plan.sk_units}" if plan.sk_units else ""
+    cut += " by clusters" if plan.fixup == "cluster" else ""
     return f"{plan.kernel.family.split('_', 3)[3]} {plan.decomposition.replace('data_parallel', 'dp')}{cut}"
 
 

@@ -55,8 +55,11 @@ class ClusterFixup {
     int32_t const owned = (subtiles - rank + peers_ - 1) / peers_;
     cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(named_barrier));
     if (thread == 0) barriers_.sums[warpgroup_].arrive_and_expect_tx(uint32_t(owned > 0 ? owned * (peers_ - 1) * kRunBytes : 0));
-    if (int32_t(thread) < peers_ && int32_t(thread) != rank) barriers_.ready.arrive(thread);
-    barriers_.ready.wait(0);
+    if (int32_t(thread) < peers_ && int32_t(thread) != rank) {
+      uint32_t const there = remote(cute::cast_smem_ptr_to_uint(&barriers_.ready), thread);
+      asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+    }
+    wait(cute::cast_smem_ptr_to_uint(&barriers_.ready));
 
     uint32_t const barrier = cute::cast_smem_ptr_to_uint(&barriers_.sums[warpgroup_]);
     CUTLASS_PRAGMA_UNROLL
@@ -75,7 +78,7 @@ class ClusterFixup {
       }
     }
 
-    barriers_.sums[warpgroup_].wait(0);
+    wait(barrier);
     CUTLASS_PRAGMA_UNROLL
     for (int32_t subtile = 0; subtile < subtiles; ++subtile) {
       if (owner(subtile, peers_) != rank) continue;
@@ -103,6 +106,18 @@ class ClusterFixup {
   CUTLASS_DEVICE uint8_t* run(int32_t subtile, int32_t slot) const {
     int32_t const index = subtile / peers_ * (peers_ - 1) + slot;
     return memory_ + (warpgroup_ * runs() + index) * kRunBytes;
+  }
+
+  /// For the barrier's first phase; what other CTAs of the cluster did before they arrived is seen from here on.
+  CUTLASS_DEVICE static void wait(uint32_t barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier)
+        : "memory");
   }
 
   CUTLASS_DEVICE static uint32_t remote(uint32_t address, uint32_t rank) {

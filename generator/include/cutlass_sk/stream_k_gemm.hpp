@@ -308,20 +308,22 @@ class StreamKGemm {
 
       if constexpr (kPingPong) turns.wait();
       if (scheduler.finishes(work)) {
+        bool has_part = false;  // a peer in a cluster may have no part of the tile, and then neither loads nor stores
         auto const store = [&](auto... subtile) {
           auto const [load_next, store_next] =
               epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, TileShape{}, work.coordinates(),
                              accumulators, tiled_mma, thread, storage.tensors.epilogue, subtile...);
           load_state = load_next;
           store_state = store_next;
-          stored = true;
+          has_part = true;
         };
         if constexpr (kSubtiled) {
           for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) store(subtile.index);
         } else {
           store();
         }
-        if constexpr (kPingPong) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
+        if (kPingPong && has_part) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
+        stored = stored || has_part;
       }
       if constexpr (kPingPong) turns.arrive();
       work = scheduler.next(work);
