@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 ABI_VERSION: int
+PROFILE_BYTES: int
 
 class Calls:
     def __init__(self, capacity: int, dtype: torch.dtype | None) -> None: ...

@@ -73,7 +73,7 @@ CALIBRATION = Variable[Path | None](
     "CUTLASS_SK_CALIBRATION",
     _absolute_path,
     None,
-    "Absolute path of a calibration to plan with; default: the user's own for the GPU, else a shipped one.",
+    "Absolute path of a calibration to plan with, read once in a process; default: the user's own for the GPU, else a shipped one.",
 )
 
 VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (

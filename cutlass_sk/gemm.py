@@ -151,7 +151,8 @@ class Gemm:
         device = self._planned_for()
         forced = decomposition, splits, sms, sk_tiles, sk_units, raster_order, raster_swizzle, promotion
         if forced == UNFORCED and reduction_mode == "deterministic":
-            if device is self._lately[0] and (known := self._lately[1].get((m, n, k))) is not None:
+            lately, plans = self._lately
+            if device is lately and (known := plans.get((m, n, k))) is not None:
                 return known
             return self._plan(m, n, k, device)
         options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from math import log2, sqrt
-from struct import pack
+from struct import calcsize, pack
 from typing import NamedTuple
 
 from .generator.spec import ELEMENT_BYTES, KernelSpec
@@ -136,6 +136,10 @@ class Terms(NamedTuple):
     total: float
 
 
+PROFILE_FORMAT = "=34d"
+PROFILE_BYTES = calcsize(PROFILE_FORMAT)
+"""What native/decide.h reads of a kernel."""
+
 PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
 """What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
 
@@ -223,7 +227,7 @@ class Profile:
         constants, limits = self.constants, self.limits
         clusters = [number for pair in (*self.cluster_slots, (0, 0), (0, 0), (0, 0), (0, 0))[:4] for number in pair]
         return pack(
-            "=34d",
+            PROFILE_FORMAT,
             *(constants.a, constants.b, constants.c, constants.d, constants.d_parallel, constants.e, constants.h),
             *(constants.r, constants.u, self.load_a_us, self.load_b_us, self.power_us, self.dram_us, self._alone, limits.crowded),
             *(self._floor_us, limits.rows16, limits.rows32, limits.rows64, self.span_m, self.span_n, self.tile_k, self.slots),

@@ -114,7 +114,10 @@ class Plan:
             "splits": self.splits == 1 or (1 < self.splits <= self.iters_per_tile and self.sk_units == shared * self.splits),
             "sk_units": (self.sk_units == 0) == (shared == 0) and (self.splits > 1 or self.sk_units <= line),
             "fixup": self.fixup in self._fixups(),
+            "raster_order": self.raster_order in RASTER_ORDERS,
             "raster_swizzle": self.raster_swizzle >= 1,
+            "reduction_mode": self.reduction_mode in REDUCTION_MODES,
+            "promotion": self.promotion % spec.tile[2] == 0 and (spec.promotable or self.promotion == 0),
             "reduction_ctas": self.reduction_ctas in (0, self.sk_tiles * spec.accumulator_fragments)
             and (self.reduction_ctas == 0 or self.sk_units > 2 * self.sk_tiles),
             "grid": self.grid % cluster == 0 and self.grid >= max(self.sk_units, 1) * cluster

@@ -15,19 +15,24 @@ from .calibration import profile
 from .device import Device
 from .errors import PlanError
 from .generator.spec import ELEMENT_BYTES, KernelSpec, Layout
-from .model import Load, Profile
+from .model import PROFILE_BYTES, Load, Profile
 from .options import INT_MAX, Options
 from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
 
 try:
-    from ._native import decide as _decide
-except ImportError:  # not built, or built from older sources
-    _decide = None  # type: ignore[assignment]
+    from . import _native
+
+    # Built from other sources, it would read something else into a profile's numbers.
+    _decide = _native.decide if _native.PROFILE_BYTES == PROFILE_BYTES else None
+except (ImportError, AttributeError):
+    _decide = None
 
 NOTHING = Options()
 """Nothing forced."""
 
+MOST_KERNELS = 64
+"""As many as a native decision takes."""
 LARGE = 1 << 20
 """Sizes up to which decisions are made natively: no count of theirs is beyond 64 bits, nor refused."""
 MAX_PEERS = 1 << 20
@@ -127,7 +132,12 @@ class KernelSet:
 
     def decided_natively(self, m: int, n: int, k: int) -> Scored | None:
         """What ``decide`` gives, from the extension; None where there is none, or the problem is for ``_other`` or very large."""
-        if _decide is None or not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE) or self.ragged(m, n, k):
+        if (
+            _decide is None
+            or len(self._all) > MOST_KERNELS
+            or not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE)
+            or self.ragged(m, n, k)
+        ):
             return None
         spec = self._all[0].spec
         moved, width = bytes_moved(m, n, k, spec), ELEMENT_BYTES[spec.dtype]

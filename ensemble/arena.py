@@ -16,6 +16,7 @@ from statistics import median
 
 import torch
 
+from cutlass_sk import env
 from cutlass_sk.device import Device
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.ensemble.candidates import identity
@@ -114,7 +115,7 @@ def prepared(
         partials=partials.data_ptr(),
         barriers=barriers.data_ptr(),
         stream=stream.cuda_stream,
-        programmatic=device.capability >= (9, 0),
+        programmatic=device.capability >= (9, 0) and env.PDL.get(),
     )
     size, made = ctypes.sizeof(abi.LaunchStruct), list[Prepared]()
 
@@ -348,8 +349,10 @@ class Arena:
         pairs: dict[object, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
         turns = max(wanted for _, _, wanted in graphs.values())
         events = self._take_events(2 * len(graphs) * (turns + 1))
+        order = list(graphs.items())
         for turn in range(turns + 1):
-            for name, (graph, _, wanted) in graphs.items():
+            order.append(order.pop(0))  # nobody always follows the same one
+            for name, (graph, _, wanted) in order:
                 if turn > wanted:
                     continue
                 if touched < COLD_BYTES:

@@ -87,7 +87,7 @@ def gathered(rows: Sequence[Row], kind: str = "any", only: Sequence[str] | None 
         raise RecordError(f"no problem has times of cuBLAS and of {KINDS[kind]}")
     kernels = tuple(sorted({kernel for kernel, _ in best}))
     us = np.array([[best.get((kernel, shape), np.inf) for shape in problems] for kernel in kernels])
-    cublas = [float(np.mean(theirs[shape])) for shape in problems]
+    cublas = [min(theirs[shape]) for shape in problems]
     return Times(problems, kernels, us, np.array(cublas), np.array([least[shape] for shape in problems]))
 
 

@@ -43,8 +43,9 @@ DTYPE_SHARE = {"float16": 1.0, "float16_float32": 1.0, "bfloat16": 1.0, "float64
 """How a time budget is divided; what one leaves goes to those after it."""
 
 METHOD = (
-    "launches back to back in CUDA graphs over rotating buffers beyond the L2, contenders interleaved, medians; isolated: one "
-    "launch, L2 evicted before it (ensemble/arena.py)"
+    "launches back to back in CUDA graphs over rotating buffers beyond the L2, contenders interleaved in turning order, medians; "
+    "ours with programmatic dependent launch, data-parallel ones included, cuBLAS as torch calls it; isolated: one launch, L2 "
+    "evicted before it (ensemble/arena.py)"
 )
 SQUARE = Problem(8192, 8192, 8192)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal
 
 Generation = Literal["sm90a", "sm80"]
@@ -107,12 +108,16 @@ class KernelSpec:
     def cluster_fixup(self) -> bool:
         """Whether a tile may be split among the CTAs of a cluster, which add up through its shared memory (3.x, no cluster of its
         own)."""
-        return (
-            self.api == "3x"
-            and self.accumulator == "float32"
-            and self.cluster == (1, 1)
-            and self.tile[0] == 64 * self.tile_warpgroups
-        )
+        tile_m, tile_n, tile_k = self.tile
+        by_columns = self.api == "3x" and self.accumulator == "float32" and tile_m == 64 * self.tile_warpgroups
+        if not by_columns or self.cluster != (1, 1):
+            return False
+        # What peers send must fit where operands were (include/cutlass_sk/cluster_fixup.hpp). With CUTLASS's own choice of stages it
+        # does.
+        width = gcd(32, tile_n)
+        runs = max(-(-(tile_n // width) // peers) * (peers - 1) for peers in (2, 3, 4, 8))
+        operands = self.stages * (tile_m + tile_n) * tile_k * ELEMENT_BYTES[self.dtype]
+        return self.stages == 0 or runs * 256 * width * self.tile_warpgroups <= operands
 
     @property
     def partial_bytes(self) -> int:

@@ -94,6 +94,8 @@ def _profile(spec: KernelSpec, device: Device, sms: int, chain: int) -> Profile:
 def constants(spec: KernelSpec, device: Device) -> Constants:
     """The model's constants for ``spec`` on ``device``: measured there, scaled from another GPU, or estimated from peaks."""
     calibration = calibration_of(device)
+    if spec.family not in calibration.constants:  # the user's own lacks it: what is shipped is nearer than a guess
+        calibration = shipped(SHIPPED[0])
     measured = calibration.constants.get(spec.family)
     # What 2.x kernels of the older generation cost on a Hopper GPU says little of the GPUs that they are made for.
     if measured is None or device.capability[0] != calibration.device.capability[0]:
@@ -104,7 +106,10 @@ def constants(spec: KernelSpec, device: Device) -> Constants:
 def limits(spec: KernelSpec, device: Device) -> Limits:
     """What ``device`` sustains for the dtype of ``spec``."""
     calibration = calibration_of(device)
-    measured = calibration.limits.get(f"{spec.generation}_{spec.dtype}")
+    dtype = f"{spec.generation}_{spec.dtype}"
+    if dtype not in calibration.limits:
+        calibration = shipped(SHIPPED[0])
+    measured = calibration.limits.get(dtype)
     if measured is None or device.capability[0] != calibration.device.capability[0]:
         return estimated_limits(spec, device)
     speed = device.sms / calibration.device.sms / _slower(spec, device, calibration.device)

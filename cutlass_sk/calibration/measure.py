@@ -13,7 +13,7 @@ from random import Random
 
 import torch
 
-from .. import planner
+from .. import env, planner
 from ..device import Device
 from ..dtypes import torch_dtype
 from ..generator import abi
@@ -168,7 +168,7 @@ def _launch(
     problem = problem_struct(m, n, k, lead_a, lead_b, n)
     partials, flags = workspace.partials.data_ptr(), workspace.flags.data_ptr()
     addresses = abi.AddressesStruct(
-        alpha=1.0, beta=0.0, partials=partials, barriers=flags, programmatic=device.capability >= (9, 0)
+        alpha=1.0, beta=0.0, partials=partials, barriers=flags, programmatic=device.capability >= (9, 0) and env.PDL.get()
     )
     made: list[Prepared] = []
 

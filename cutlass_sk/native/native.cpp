@@ -357,5 +357,6 @@ PyMODINIT_FUNC PyInit__native() {
   if (!module || !type) return nullptr;
   if (PyModule_AddObjectRef(module.get(), "Calls", type.get()) != 0) return nullptr;
   if (PyModule_AddIntConstant(module.get(), "ABI_VERSION", CUTLASS_SK_ABI_VERSION) != 0) return nullptr;
+  if (PyModule_AddIntConstant(module.get(), "PROFILE_BYTES", long(sizeof(cutlass_sk::PackedProfile))) != 0) return nullptr;
   return module.release();
 }
