@@ -37,7 +37,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Times:
-    """us[kernel, problem]: the best plan's time, infinite where none was timed. By problem ``cublas``, the mean of its times, and
+    """us[kernel, problem]: the best plan's time, infinite where none was timed. By problem ``cublas``, the least of its times, and
     ``best``, the best time of any kernel and plan, of whatever kind."""
 
     problems: tuple[tuple[int, int, int], ...]

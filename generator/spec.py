@@ -112,8 +112,7 @@ class KernelSpec:
         by_columns = self.api == "3x" and self.accumulator == "float32" and tile_m == 64 * self.tile_warpgroups
         if not by_columns or self.cluster != (1, 1):
             return False
-        # What peers send must fit where operands were (include/cutlass_sk/cluster_fixup.hpp). With CUTLASS's own choice of stages it
-        # does.
+        # What peers send must fit where operands were (include/cutlass_sk/cluster_fixup.hpp); with as many stages as fit it does.
         width = gcd(32, tile_n)
         runs = max(-(-(tile_n // width) // peers) * (peers - 1) for peers in (2, 3, 4, 8))
         operands = self.stages * (tile_m + tile_n) * tile_k * ELEMENT_BYTES[self.dtype]

@@ -267,6 +267,8 @@ def test_which_kernels_may_split_a_tile_in_a_cluster() -> None:
     assert replace(square, schedule="cooperative", tile=(128, 64, 64)).cluster_fixup
     assert not replace(square, cluster=(2, 1)).cluster_fixup and not replace(square, tile=(128, 64, 64)).cluster_fixup
     assert not replace(square, schedule="cooperative", tile=(256, 64, 64)).cluster_fixup
+    # Eight peers send seven runs of 8 KiB; a stage of operands has 16 KiB.
+    assert replace(square, stages=4).cluster_fixup and not replace(square, stages=3).cluster_fixup
     for generation in GENERATIONS:
         for dtype, out_dtype in DTYPES:
             found = [spec for spec in families(dtype, out_dtype, generation) if spec.cluster_fixup]

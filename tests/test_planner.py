@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import ceil_div
 
-from cutlass_sk import calibration, model, schedule
+from cutlass_sk import calibration, model, planner, schedule
 from cutlass_sk.device import PRESETS, Device, preset
 from cutlass_sk.errors import PlanError
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
@@ -187,6 +187,28 @@ def test_the_chosen_plan_is_the_best_of_all_candidates(request: tuple[Any, ...])
     assert make_plan(m, n, k, kernels, device).predicted_time_us == best.time_us
     data_parallel = make_plan(m, n, k, kernels, device, Options(decomposition="data_parallel"))
     assert best.time_us <= data_parallel.predicted_time_us
+
+
+@pytest.mark.skipif(planner._decide is None, reason="the native extension was not built")
+@settings(max_examples=300, deadline=None)
+@given(requests(largest=20000), st.sampled_from(["tt", "tn", "nt", "nn"]))
+def test_the_extension_decides_as_python_does(request: tuple[Any, ...], layouts: Any) -> None:
+    """To the last bit of the predicted time."""
+    m, n, k, kernels, device, _ = request
+    chosen = kernel_set(tuple(spec.with_layouts(*layouts) for spec in kernels), device)
+    native = chosen.decided_natively(m, n, k)
+    assert (native is None) == chosen.ragged(m, n, k)
+    if native is not None:
+        assert native == planner.decide_in_python(m, n, k, chosen)
+
+
+def test_large_problems_and_large_sets_are_not_decided_natively() -> None:
+    family = families("float16", "float16", "sm90a")
+    for size in ((2**20 + 8, 8, 8), (8, 2**20 + 8, 8), (8, 8, 2**20 + 8)):
+        assert kernel_set(family, H200).decided_natively(*size) is None
+    many = tuple(dataclasses.replace(HOPPER_SINGLE, stages=stages) for stages in range(2, 68))
+    assert kernel_set(many, H200).decided_natively(64, 64, 64) is None
+    assert decide(64, 64, 64, kernel_set(many, H200)).work.spec in many
 
 
 def test_a_plan_is_the_same_in_every_process() -> None:

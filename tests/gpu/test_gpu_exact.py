@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from problems import KERNELS, gemm_of, operands, plans, poisoned, random_plan
+from problems import KERNELS, cluster_plans, gemm_of, operands, plans, poisoned, random_plan
 
 from cutlass_sk import KernelSpec
 from cutlass_sk.device import real
@@ -42,6 +42,21 @@ def test_small_and_lopsided_problems(spec: KernelSpec, shape: tuple[int, int, in
         plan = gemm.plan(*shape, **options)
         c = gemm.run(a, b, poisoned(spec, shape[0], shape[1]), plan=plan)
         assert torch.equal(c, exact), f"wrong under {plan}"
+
+
+@pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.cluster_fixup], ids=str)
+@pytest.mark.parametrize("shape", [(128, 128, 8192), (64, 64, 4096), (200, 72, 1288), (1096, 584, 640)], ids=str)
+def test_splits_in_clusters_add_to_the_old_values(spec: KernelSpec, shape: tuple[int, int, int]) -> None:
+    """Also peers that have no part of the tile to load and store."""
+    m, n, k = shape
+    gemm = gemm_of(spec)
+    a, b = operands(spec, m, n, k, exact=True)
+    old = torch.randint(-2, 3, (m, n), device="cuda").to(gemm.out_dtype)
+    exact = (a.double() @ b.double() + 2 * old.double()).to(gemm.out_dtype)
+    plans = cluster_plans(spec, m, n, k)
+    assert {plan.splits for plan in plans} == {2, 3, 4, 8}
+    for plan in plans * 20:
+        assert torch.equal(gemm.run(a, b, old.clone(), beta=2.0, plan=plan), exact), f"wrong under {plan}"
 
 
 ONE_OF_A_KIND = {(s.generation, s.dtype, s.schedule, s.cluster_size > 1, s.swapped): s for s in reversed(KERNELS)}
