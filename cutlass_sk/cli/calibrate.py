@@ -123,13 +123,22 @@ def _pair(record: Record) -> tuple[str, str]:
 
 
 def _fits(found: list[Record], device: Device) -> dict[str, Fit]:
-    """One fit for each generation and dtype of a and b."""
+    """One fit for each generation and dtype of a and b. What has too few records for one is left out, unless nothing is left."""
     specs = records.catalogue()
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in found:
         spec = specs[record.kernel]
         groups[f"{spec.generation}_{spec.dtype}"].append(record)
-    return {name: fit(group, specs, device) for name, group in sorted(groups.items())}
+    fits, failure = {}, None
+    for name, group in sorted(groups.items()):
+        try:
+            fits[name] = fit(group, specs, device)
+        except CalibrationError as error:
+            failure = error
+            Console(stderr=True, highlight=False).print(f"{name} is left out: {error}", soft_wrap=True)
+    if failure is not None and not fits:
+        raise failure
+    return fits
 
 
 def _table(fits: dict[str, Fit]) -> Table:
