@@ -325,9 +325,9 @@ PyObject* decide(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return nullptr;
   }
   auto const* const profiles = reinterpret_cast<cutlass_sk::PackedProfile const*>(PyBytes_AsString(arguments[0]));
-  auto const made = cutlass_sk::Decider(profiles, size_t(bytes / size), numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],
-                                        numbers[5])
-                        .decide();
+  auto const made =
+      cutlass_sk::Decider(profiles, size_t(bytes / size), numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5])
+          .decide();
   return Py_BuildValue("(dLLLLN)", made.time_us, static_cast<long long>(made.kernel), static_cast<long long>(made.shared),
                        static_cast<long long>(made.units), static_cast<long long>(made.splits), PyBool_FromLong(made.in_cluster));
 }
@@ -344,8 +344,15 @@ PyMethodDef functions[] = {
     {},
 };
 
-PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "cutlass_sk._native", "Repeated calls of Gemm.run, and decisions of the planner.", -1, functions, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "cutlass_sk._native",
+                          "Repeated calls of Gemm.run, and decisions of the planner.",
+                          -1,
+                          functions,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 }  // namespace cutlass_sk
