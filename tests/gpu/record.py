@@ -1,6 +1,7 @@
 """``python tests/gpu/record.py -o results/h200/gpu-tests.json``: runs the GPU tests, file by file, and records what came of them.
 
 Each file runs in a process of its own with a limit: a hang ends that file, counts as a failure, and the others still run.
+What a file printed is kept beside the record.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,12 +21,13 @@ from cutlass_sk.provenance import provenance, save
 HERE = Path(__file__).parent
 
 
-def run(file: Path, folder: Path, limit_seconds: float, extra: list[str]) -> tuple[dict[str, int], list[str]]:
-    """Counts of one file's tests, and the names of those that failed."""
+def run(file: Path, folder: Path, log: Path, limit_seconds: float, extra: list[str]) -> tuple[dict[str, int], list[str]]:
+    """Counts of one file's tests, and the names of those that failed with what they said."""
     report = folder / f"{file.stem}.xml"
-    command = [sys.executable, "-m", "pytest", str(file), f"--junitxml={report}", "-q", "--durations=5", *extra]
+    command = [sys.executable, "-m", "pytest", str(file), f"--junitxml={report}", "-v", "-rf", "--durations=10", *extra]
     try:
-        status = subprocess.run(command, timeout=limit_seconds).returncode
+        with log.open("w") as output:
+            status = subprocess.run(command, timeout=limit_seconds, stdout=output, stderr=subprocess.STDOUT).returncode
     except subprocess.TimeoutExpired:
         status = -1
     counts, failed = {"passed": 0, "failed": 0, "skipped": 0}, []
@@ -34,12 +37,18 @@ def run(file: Path, folder: Path, limit_seconds: float, extra: list[str]) -> tup
             outcome = "skipped" if case.find("skipped") is not None else outcome
             counts[outcome] += 1
             if outcome == "failed":
-                failed.append(f"{file.name}::{case.get('name')}")
+                failed.append(f"{file.name}::{case.get('name')}: {said(case)}")
     if status not in (0, 1) or not report.exists():
         # Killed by a watchdog, or crashed: what ran is not known, that it failed is.
         counts["failed"] += 1
-        failed.append(f"{file.name}: the run ended with status {status}")
+        failed.append(f"{file.name}: the run ended with status {status}; the end of {log.name} says where")
     return counts, failed
+
+
+def said(case: ElementTree.Element) -> str:
+    """The message of a test that failed, on one line."""
+    problems = [problem for kind in ("failure", "error") for problem in case.iter(kind)]
+    return " ".join((problems[0].get("message") or "").split())[:400]
 
 
 def main() -> int:
@@ -47,16 +56,25 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--commit", help="commit to record; default what git says")
     parser.add_argument("--limit-seconds", type=float, default=900, help="for one file")
+    parser.add_argument("--jobs", type=int, default=1, help="files that run at a time; they share the GPU")
     parser.add_argument("--files", nargs="*", default=sorted(path.name for path in HERE.glob("test_*.py")))
     options, extra = parser.parse_known_args()
     start = time.monotonic()
     total, failed = {"passed": 0, "failed": 0, "skipped": 0}, []
+    logs = options.output.parent / f"{options.output.stem}-logs"
+    logs.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
-        for name in options.files:
-            counts, names = run(HERE / name, Path(folder), options.limit_seconds, extra)
-            total = {key: total[key] + counts[key] for key in total}
-            failed += names
-            print(f"{name}: {counts}", flush=True)
+
+        def outcome(name: str) -> tuple[dict[str, int], list[str]]:
+            began = time.monotonic()
+            counts, names = run(HERE / name, Path(folder), logs / f"{Path(name).stem}.log", options.limit_seconds, extra)
+            print(f"{name}: {counts}, {time.monotonic() - began:.0f} s", *names, sep="\n  ", flush=True)
+            return counts, names
+
+        with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+            for counts, names in pool.map(outcome, options.files):
+                total = {key: total[key] + counts[key] for key in total}
+                failed += names
     record = {**provenance("tests/gpu/record.py", options.commit), **total, "seconds": round(time.monotonic() - start, 1)}
     save(options.output, json.dumps({**record, "failures": failed}, indent=1) + "\n")
     print(json.dumps({**record, "failures": failed}, indent=1))
