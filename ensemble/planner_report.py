@@ -176,6 +176,32 @@ def table(result: Mapping[str, Any], goals: Mapping[str, float] | None = None) -
     return "\n".join(lines)
 
 
+SUMMARY = {
+    "set_vs_cublas": "the set over cuBLAS",
+    "single_vs_cublas": "its first kernel over cuBLAS",
+    "single_vs_data_parallel": "its first kernel over the same tiles data-parallel",
+    "set_vs_exhaustive": "the planned over the best of all kernels and plans",
+    "set_vs_cublas_isolated": "the set over cuBLAS, one launch at a time, cold L2",
+}
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """The README's table, in Markdown: geometric mean (min to max; shapes) of the main ratios, what a call costs, and sizes."""
+    entries = [result[dtype] for dtype in DTYPES]
+
+    def row(title: str, cells: Iterable[str]) -> str:
+        return f"| {title} | " + " | ".join(cells) + " |"
+
+    lines = [row("", (" -> ".join(dict.fromkeys(DTYPES[dtype])) for dtype in DTYPES)), "|---" * (len(entries) + 1) + "|"]
+    for name, title in SUMMARY.items():
+        lines.append(row(title, ("{geomean:.2f} ({min:.2f} to {max:.2f}; {n})".format(**entry[name]) for entry in entries)))
+    lines.append(row("8192^3 over cuBLAS", (f"{entry['square_8192_vs_cublas']:.2f}" for entry in entries)))
+    calls = (f"{entry['run_cpu_us']:.1f}, {entry['torch_mm_cpu_us']:.1f} us" for entry in entries)
+    lines.append(row("CPU time of `run(a, b, c)`, of `torch.mm(out=)`", calls))
+    lines.append(row("kernels, bytes of GPU code", (f"{len(entry['kernels'])}, {entry['bytes']:,}" for entry in entries)))
+    return "\n".join(lines)
+
+
 def details(rows: Sequence[Row], names: Sequence[str] = ("set_vs_cublas", "single_vs_cublas", "single_vs_data_parallel")) -> str:
     """By dtype and ratio: the distribution by size, and the worst problems with kernel and plan."""
     lines: list[str] = []

@@ -64,11 +64,13 @@ def test_links_lead_to_files() -> None:
         assert (ROOT / target).exists(), target
 
 
-def test_the_measured_table_is_the_record_s() -> None:
+def test_the_measured_tables_are_the_records() -> None:
     from cutlass_sk.ensemble.core import markdown
+    from cutlass_sk.ensemble.planner_report import summary
 
     record = json.loads((ROOT / "results/h200/core.json").read_text())
     assert markdown(record) in README
+    assert summary(json.loads((ROOT / "results/h200/planner.json").read_text())) in README
     tests = json.loads((ROOT / "results/h200/gpu-tests.json").read_text())
     assert tests["failed"] == 0 and f"{tests['passed']} GPU tests passed" in README
 
