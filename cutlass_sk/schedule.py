@@ -128,8 +128,9 @@ def count_peers(sk_work_tiles: int, iters_per_tile: int, sk_units: int, splits: 
         return (quotient - gcd(quotient, iters_per_tile) + iters_per_tile - 1) // quotient + 1
     if quotient >= iters_per_tile:
         # Two units at most, and two wherever a share begins inside a tile: the first of the long or of the short shares tells.
-        begins = ((quotient + 1) * min(unit, remainder) + quotient * max(0, unit - remainder) for unit in (1, remainder + 1))
-        return 2 if units > 1 and any(begin < line and begin % iters_per_tile for begin in begins) else 1
+        second, second_short = quotient + 1, remainder * (quotient + 1) + quotient
+        inside = second % iters_per_tile != 0 or (second_short < line and second_short % iters_per_tile != 0)
+        return 2 if units > 1 and inside else 1
     # At best a tile has one iteration of its first unit, one of its last, and whole shares between them.
     bound = 2 + (iters_per_tile - 2) // quotient
     # Where tiles begin within a share repeats after as many tiles as the share has iterations: long shares first, then short ones.
