@@ -152,9 +152,12 @@ class Gemm:
         forced = decomposition, splits, sms, sk_tiles, sk_units, raster_order, raster_swizzle, promotion
         if forced == UNFORCED and reduction_mode == "deterministic":
             lately, plans = self._lately
-            if device is lately and (known := plans.get((m, n, k))) is not None:
-                return known
-            return self._plan(m, n, k, device)
+            try:
+                if device is lately and (known := plans.get((m, n, k))) is not None:
+                    return known
+            except TypeError:  # a size that cannot even be looked up
+                raise PlanError(f"m={m!r}, n={n!r}, k={k!r} must be whole numbers") from None
+            return self._plan(planner.whole("m", m), planner.whole("n", n), planner.whole("k", k), device)
         options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         return planner.make_plan(m, n, k, self._kernels_on(device), device, options)
 
@@ -163,6 +166,9 @@ class Gemm:
 
         layout_a, layout_b   of dense a and b: ``t`` row-major, ``n`` column-major
         """
+        for name, layout in (("layout_a", layout_a), ("layout_b", layout_b)):
+            if layout not in ("t", "n"):
+                raise PlanError(f"{name}={layout!r} is not known; use 't' (row-major) or 'n' (column-major)")
         device = resolve(self._device)
         kernels = [spec.with_layouts(layout_a, layout_b) for spec in self._kernels_on(device)]
         return _explain.explain(m, n, k, kernels, device)
@@ -347,7 +353,7 @@ def _choice(
     """How many kernels of the set, or which ones; the latter without their layouts, which operands decide."""
     if kernels is None or (type(kernels) is int and kernels >= 1):
         return kernels, ()
-    if isinstance(kernels, int | str | KernelSpec) or not kernels:
+    if not isinstance(kernels, list | tuple) or not kernels or not all(isinstance(kernel, str | KernelSpec) for kernel in kernels):
         raise PlanError(f"kernels={kernels!r} must be a whole number of 1 or more, or kernels by name or spec in a list")
     chosen = []
     for kernel in kernels:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import index
 
 from .device import Device
 from .errors import PlanError
@@ -38,8 +39,8 @@ class Options:
     raster_swizzle: int | None = None
     promotion: int | None = None
 
-    def check(self, device: Device) -> None:
-        """Raises PlanError for a value that no plan can have."""
+    def checked(self, device: Device) -> Options:
+        """These options, whole numbers of any type as ints. Raises PlanError for a value that no plan can have."""
         for name, allowed in (
             ("decomposition", (None, *DECOMPOSITIONS)),
             ("reduction_mode", REDUCTION_MODES),
@@ -49,9 +50,11 @@ class Options:
                 choices = ", ".join(repr(value) for value in allowed if value is not None)
                 raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
         limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
+        numbers: dict[str, int | None] = {}
         for name, limit in {**limits, "promotion": INT_MAX}.items():
             value, least = getattr(self, name), 0 if name == "promotion" else 1
-            if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value <= limit):
+            numbers[name] = number = _whole(value)
+            if value is not None and (number is None or not least <= number <= limit):
                 of = f" (the SMs of {device.name})" if name == "sms" else ""
                 raise PlanError(f"{name}={value!r} must be a whole number from {least} to {limit}{of}")
         if self.splits is not None and self.decomposition not in (None, "split_k"):
@@ -59,3 +62,14 @@ class Options:
         for name in ("sk_tiles", "sk_units"):
             if getattr(self, name) is not None and self.decomposition != "stream_k":
                 raise PlanError(f"{name}={getattr(self, name)} belongs to decomposition='stream_k', not {self.decomposition!r}")
+        return replace(self, **numbers)
+
+
+def _whole(value: object) -> int | None:
+    """numpy's integers are as good as Python's; None for bool, float and whatever is no single number."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -33,7 +33,7 @@ NOTHING = Options()
 
 MOST_KERNELS = 64
 """As many as a native decision takes."""
-LARGE = 1 << 20
+LARGE = 1 << 19
 """Sizes up to which decisions are made natively: no count of theirs is beyond 64 bits, nor refused."""
 MAX_PEERS = 1 << 20
 """The most units that may meet in a tile; far beyond what pays."""
@@ -183,6 +183,30 @@ def _cut(
     return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), lead_a * width, lead_b * width)
 
 
+def _cuts(
+    m: int,
+    n: int,
+    k: int,
+    profiles: Sequence[Profile],
+    layouts: tuple[Layout, Layout],
+    device: Device,
+    sms: int,
+    options: Options,
+) -> Iterator[Work]:
+    """The problem in the tiles of each kernel that can take it; PlanError, the last kernel's, if none can."""
+    refusal, fitting = None, 0
+    for kernel in profiles:
+        try:
+            work = _cut(m, n, k, kernel, layouts, device, sms, options)
+        except PlanError as error:
+            refusal = error
+            continue
+        fitting += 1
+        yield work
+    if refusal is not None and not fitting:
+        raise refusal
+
+
 def leading(m: int, n: int, k: int, layouts: tuple[Layout, Layout]) -> tuple[int, int]:
     """Leading dimensions of dense a and b in these layouts."""
     return (k if layouts[0] == "t" else m), (n if layouts[1] == "t" else k)
@@ -326,8 +350,8 @@ def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
     if options.raster_order or options.raster_swizzle:  # 2.x kernels have one raster: they are asked where there are no others
         kernels = [spec for spec in kernels if spec.persistent] or kernels
     chosen = kernel_set(tuple(kernels), device, options.sms)
-    for kernel in chosen.profiles(m, n, k, promoted=bool(options.promotion)):
-        work = _cut(m, n, k, kernel, chosen.layouts, device, chosen.sms, options)
+    profiles = chosen.profiles(m, n, k, promoted=bool(options.promotion))
+    for work in _cuts(m, n, k, profiles, chosen.layouts, device, chosen.sms, options):
         for choice in forced_choices(work, options):
             yield Scored(score(work, choice), work, choice)
 
@@ -340,7 +364,7 @@ def decide(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
 def decide_in_python(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
     """``decide`` without the extension; native/decide.h is its twin."""
     layouts, device, sms = kernels.layouts, kernels.device, kernels.sms
-    works = [_cut(m, n, k, kernel, layouts, device, sms, NOTHING) for kernel in kernels.profiles(m, n, k)]
+    works = list(_cuts(m, n, k, kernels.profiles(m, n, k), layouts, device, sms, NOTHING))
     floors = []
     for number, work in enumerate(works):
         tiles = work.work_tiles_m * work.work_tiles_n
@@ -360,7 +384,7 @@ def decide_in_python(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
 
 def plan_with(m: int, n: int, k: int, kernels: KernelSet) -> Plan:
     """``make_plan`` where nothing is forced."""
-    return build(decide(_whole("m", m), _whole("n", n), _whole("k", k), kernels), NOTHING)
+    return build(decide(whole("m", m), whole("n", n), whole("k", k), kernels), NOTHING)
 
 
 def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
@@ -370,8 +394,8 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
     """
     if options is None or options == NOTHING:
         return plan_with(m, n, k, kernel_set(tuple(kernels), device))
-    m, n, k = _whole("m", m), _whole("n", n), _whole("k", k)
-    options.check(device)
+    m, n, k = whole("m", m), whole("n", n), whole("k", k)
+    options = options.checked(device)
     best = min(scored(m, n, k, kernels, device, options), key=lambda candidate: candidate.time_us, default=None)
     if best is None:
         raise PlanError(f"no decomposition of m={m}, n={n}, k={k} fits {options}")
@@ -468,7 +492,7 @@ def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
     return options.raster_order or shorter, options.raster_swizzle or 1
 
 
-def _whole(name: str, size: SupportsIndex) -> int:
+def whole(name: str, size: SupportsIndex) -> int:
     """A size as an int: numpy's integers are as good as Python's, bool and float are not."""
     if type(size) is int:
         return size

@@ -161,13 +161,27 @@ def test_calibrations_and_records_round_trip(tmp_path: Path) -> None:
     assert records.read(path) == kept
 
 
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1", None, 10**400])
+@pytest.mark.parametrize("name", ["sms", "fp16_tflops", "bandwidth_gbs", "l2_gbs", "tflops"])
+def test_rates_that_nothing_can_have_are_refused(name: str, value: object) -> None:
+    record = json.loads(calibration.shipped("h200").to_json())
+    for place in (record["device"], *record["limits"].values()):
+        if name in place:
+            place[name] = value
+    with pytest.raises(CalibrationError, match=r"is no number|not supported"):
+        calibration.Calibration.from_json(json.dumps(record), "mine.json")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is no calibration"),
         ("[]", "is no calibration"),
         ("{}", "is no calibration"),
-        ('{"schema": 1}', "has schema 1, this version reads 2; calibrate again"),
+        ('{"schema": 1}', "its schema is 1, this version reads 2; write one"),
+        ('{"device": {}}', "it has no 'schema'"),
+        ("[" * 200_000, "is no calibration"),
+        ("\udcff\udcfe", "no UTF-8 text"),
         ('{"schema": 2, "device": {}}', "write one with cutlass-sk calibrate"),
     ],
 )
@@ -175,7 +189,7 @@ def test_a_wrong_calibration_is_refused_with_the_remedy(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     monkeypatch.setenv("CUTLASS_SK_CALIBRATION", str(path))
     forget_calibrations()
     with pytest.raises(CalibrationError, match=message):

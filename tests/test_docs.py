@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cutlass_sk import cli, env
+from cutlass_sk import Gemm, cli, env
 from cutlass_sk.generator.catalog import DTYPES, families
 
 ROOT = Path(__file__).parent.parent
@@ -35,14 +35,20 @@ def test_command_is_documented(command: str) -> None:
     assert f"`cutlass-sk {command}" in README
 
 
-def test_plan_example_has_every_row_of_the_command() -> None:
-    """Numbers may age with the model; the rows may not."""
+def test_plan_example_is_what_the_command_says() -> None:
     from cutlass_sk.cli.planned import FORMATS
 
     example = README.partition("$ cutlass-sk plan")[2].partition("```")[0]
     assert example
     for name in FORMATS:
         assert name in example
+    plan = Gemm("float16", device="h200").plan(*map(int, example.split()[:3]))
+    for value in (
+        plan.kernel.name,
+        str(plan.partials_bytes and f"{plan.partials_bytes:,} bytes"),
+        f"{plan.predicted_time_us:.1f} us",
+    ):
+        assert value in example
 
 
 def test_the_kernel_table_is_the_catalogue() -> None:

@@ -9,12 +9,14 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import ceil_div
 
-from cutlass_sk import calibration, model, planner, schedule
+from cutlass_sk import Gemm, calibration, model, planner, schedule
 from cutlass_sk.device import PRESETS, Device, preset
 from cutlass_sk.errors import PlanError
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
@@ -440,3 +442,45 @@ def test_the_grid_is_no_wider_than_asked(sms: int) -> None:
             forced: Any = {"decomposition": decomposition, "sms": sms}
             plan = make_plan(*size, families("float16", "float16", "sm90a"), H200, Options(**forced))
             assert plan.grid <= plan.requested_grid == sms
+
+
+@pytest.mark.parametrize("size", [(2**20, 2**20, 16), (2**21, 2**21, 64), (2**31 - 1, 2048, 64)])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_kernels_with_too_many_tiles_leave_a_problem_to_others(size: tuple[int, int, int], dtype: str) -> None:
+    gemm = Gemm(dtype, device="h200")
+    plan = gemm.plan(*size)
+    plan.check()
+    assert gemm.explain(*size).plan == plan
+    with pytest.raises(PlanError, match="split the problem"):
+        Gemm(dtype, device="h200").plan(2**31 - 1, 2**31 - 1, 64)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, np.uint64, torch.tensor])
+@pytest.mark.parametrize(
+    "forced",
+    [{"splits": 4}, {"sms": 100}, {"decomposition": "stream_k", "sk_tiles": 8, "sk_units": 9}, {"raster_swizzle": 2}],
+    ids=str,
+)
+def test_whole_numbers_of_any_type_are_as_good_as_ints(kind: Any, forced: dict[str, Any]) -> None:
+    same = {name: kind(value) if isinstance(value, int) else value for name, value in forced.items()}
+    plan = Gemm("float16", device="h200").plan(512, 512, 8192, **same)
+    assert plan == Gemm("float16", device="h200").plan(512, 512, 8192, **forced)
+    plan.check()
+
+
+@pytest.mark.parametrize("kernels", [[3], [None], [[]], 1.5, [], 0, True, iter([])], ids=repr)
+def test_what_names_no_kernels_is_refused(kernels: Any) -> None:
+    with pytest.raises(PlanError, match="kernels="):
+        Gemm("float16", kernels=kernels)
+
+
+@pytest.mark.parametrize("size", [[1], {}, 64.0, None, "1"], ids=repr)
+def test_sizes_that_are_no_numbers_are_refused(size: Any) -> None:
+    with pytest.raises(PlanError, match="whole number"):
+        Gemm("float16", device="h200").plan(size, 2, 3)
+
+
+def test_layouts_are_t_or_n() -> None:
+    for layout in ("x", "T", None, []):
+        with pytest.raises(PlanError, match="layout_b"):
+            Gemm("float16", device="h200").explain(64, 64, 64, layout_b=layout)  # type: ignore[arg-type]

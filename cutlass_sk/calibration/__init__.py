@@ -25,6 +25,9 @@ from ..model import Constants, Limits, Profile
 SCHEMA = 2
 """Raised when a file's fields change their meaning."""
 
+LARGEST = 1e12
+"""No constant or rate comes near it."""
+
 SHIPPED = ("h200",)
 """Calibrations that come with the package; the first one is scaled for GPUs that have none."""
 
@@ -66,16 +69,24 @@ class Calibration:
         try:
             record = json.loads(text)
             if record["schema"] != SCHEMA:
-                raise CalibrationError(f"{source} has schema {record['schema']}, this version reads {SCHEMA}; calibrate again")
+                raise ValueError(f"its schema is {record['schema']!r}, this version reads {SCHEMA}")
             device = Device(**{**record["device"], "capability": tuple(record["device"]["capability"])})
             constants = {key: Constants(**value) for key, value in record["constants"].items()}
             limits = {key: Limits(**value) for key, value in record["limits"].items()}
             entries: list[Constants | Limits] = [*constants.values(), *limits.values()]
             numbers = [number for entry in entries for number in asdict(entry).values()]
-            if not all(isinstance(number, int | float) and 0 <= number < float("inf") for number in numbers):
-                raise ValueError("a constant is no number of 0 or more")
+            if not all(isinstance(number, int | float) and 0 <= number < LARGEST for number in numbers):
+                raise ValueError(f"a constant is no number from 0 to {LARGEST:g}")
+            rates = [device.sms, device.fp16_tflops, device.fp64_tflops, device.bandwidth_gbs]
+            rates += [rate for entry in limits.values() for rate in (entry.l2_gbs, entry.dram_gbs, entry.tflops)]
+            if not all(isinstance(rate, int | float) and 1 / LARGEST < rate < LARGEST for rate in rates):
+                raise ValueError("a rate, or the number of SMs, is no number above 0")
+            if len(device.capability) != 2:
+                raise ValueError(f"its capability is {device.capability}, not major and minor")
             return Calibration(device, constants, limits, record["provenance"], source)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
+            raise CalibrationError(f"{source} is no calibration: it has no {error}; write one with cutlass-sk calibrate") from None
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CalibrationError(f"{source} is no calibration: {error}; write one with cutlass-sk calibrate") from None
 
 
@@ -184,4 +195,6 @@ def _read(path: Path) -> Calibration:
     try:
         return Calibration.from_json(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
+        raise CalibrationError(f"{path} cannot be read: {error.strerror}; is it what CUTLASS_SK_CALIBRATION should name?") from None
+    except UnicodeDecodeError:
+        raise CalibrationError(f"{path} is no calibration: it is no UTF-8 text; write one with cutlass-sk calibrate") from None
