@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import index
+from typing import Any
 
 from .device import Device
 from .errors import PlanError
@@ -50,7 +51,7 @@ class Options:
                 choices = ", ".join(repr(value) for value in allowed if value is not None)
                 raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
         limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
-        numbers: dict[str, int | None] = {}
+        numbers: dict[str, Any] = {}
         for name, limit in {**limits, "promotion": INT_MAX}.items():
             value, least = getattr(self, name), 0 if name == "promotion" else 1
             numbers[name] = number = _whole(value)
