@@ -9,7 +9,6 @@ from . import calibration, planner
 from .device import Device
 from .generator.spec import KernelSpec
 from .model import Terms
-from .options import Options
 from .plan import Plan
 
 BOUNDS = {
@@ -105,14 +104,13 @@ def _difference(winner: Candidate, other: Candidate) -> str:
     return f", {lost[name]:.1f} us more for {BOUNDS[name]}" if lost[name] >= 0.05 else ""
 
 
-def explain(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Explanation:
+def explain(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device) -> Explanation:
     """Every candidate that the planner scores for c[m, n] = a[m, k] @ b[k, n]; the first is what ``planner.make_plan`` gives."""
-    options = options or Options()
-    winner = planner.make_plan(m, n, k, kernels, device, options)
+    winner = planner.make_plan(m, n, k, kernels, device)
     found = []
-    for scored in planner.scored(winner.m, winner.n, winner.k, kernels, device, options):
+    for scored in planner.scored(winner.m, winner.n, winner.k, kernels, device, planner.NOTHING):
         terms = scored.work.profile.terms(planner.load(scored.work, scored.choice))
-        found.append(Candidate(planner.build(scored, options), terms))
+        found.append(Candidate(planner.build(scored, planner.NOTHING), terms))
     # The planner takes kernels in the order of what they cannot do without: among equals, its choice is the winner.
     found.sort(key=lambda one: (one.time_us, one.plan != winner))
     return Explanation(winner.m, winner.n, winner.k, device.name, calibration.described(device), tuple(found))

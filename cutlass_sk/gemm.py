@@ -155,8 +155,8 @@ class Gemm:
             try:
                 if device is lately and (known := plans.get((m, n, k))) is not None:
                     return known
-            except TypeError:  # a size that cannot even be looked up
-                raise PlanError(f"m={m!r}, n={n!r}, k={k!r} must be whole numbers") from None
+            except TypeError:  # a size that cannot even be looked up: refused below
+                pass
             return self._plan(planner.whole("m", m), planner.whole("n", n), planner.whole("k", k), device)
         options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
         return planner.make_plan(m, n, k, self._kernels_on(device), device, options)

@@ -54,7 +54,7 @@ class Options:
         numbers: dict[str, Any] = {}
         for name, limit in {**limits, "promotion": INT_MAX}.items():
             value, least = getattr(self, name), 0 if name == "promotion" else 1
-            numbers[name] = number = _whole(value)
+            numbers[name] = number = whole_number(value)
             if value is not None and (number is None or not least <= number <= limit):
                 of = f" (the SMs of {device.name})" if name == "sms" else ""
                 raise PlanError(f"{name}={value!r} must be a whole number from {least} to {limit}{of}")
@@ -66,7 +66,7 @@ class Options:
         return replace(self, **numbers)
 
 
-def _whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """numpy's integers are as good as Python's; None for bool, float and whatever is no single number."""
     if value is None or isinstance(value, bool):
         return None

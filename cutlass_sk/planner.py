@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from operator import index
 from typing import NamedTuple, SupportsIndex
 
 from .calibration import profile
@@ -16,7 +15,7 @@ from .device import Device
 from .errors import PlanError
 from .generator.spec import ELEMENT_BYTES, KernelSpec, Layout
 from .model import PROFILE_BYTES, Load, Profile
-from .options import INT_MAX, Options
+from .options import INT_MAX, Options, whole_number
 from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
 
@@ -384,7 +383,7 @@ def decide_in_python(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
 
 def plan_with(m: int, n: int, k: int, kernels: KernelSet) -> Plan:
     """``make_plan`` where nothing is forced."""
-    return build(decide(whole("m", m), whole("n", n), whole("k", k), kernels), NOTHING)
+    return build(decide(m, n, k, kernels), NOTHING)
 
 
 def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
@@ -392,9 +391,9 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
 
     Raises PlanError where an option is out of range or nothing fits it.
     """
+    m, n, k = whole("m", m), whole("n", n), whole("k", k)
     if options is None or options == NOTHING:
         return plan_with(m, n, k, kernel_set(tuple(kernels), device))
-    m, n, k = whole("m", m), whole("n", n), whole("k", k)
     options = options.checked(device)
     best = min(scored(m, n, k, kernels, device, options), key=lambda candidate: candidate.time_us, default=None)
     if best is None:
@@ -493,12 +492,8 @@ def raster(work: Work, options: Options) -> tuple[RasterOrder, int]:
 
 
 def whole(name: str, size: SupportsIndex) -> int:
-    """A size as an int: numpy's integers are as good as Python's, bool and float are not."""
-    if type(size) is int:
-        return size
-    try:
-        if not isinstance(size, bool):
-            return index(size)
-    except TypeError:
-        pass
-    raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
+    """A size as an int; PlanError if it is none."""
+    number = size if type(size) is int else whole_number(size)
+    if number is None:
+        raise PlanError(f"{name}={size!r} must be a whole number from 1 to {INT_MAX}")
+    return number
