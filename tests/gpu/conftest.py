@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import KERNELS
+from problems import BUILT
 
 from cutlass_sk.device import real
 from cutlass_sk.jit.build import build
@@ -30,9 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kernels() -> None:
     """Compiles what the tests use, side by side, before the first of them."""
     device = real(0)
-    for architecture in sorted({device.architecture(spec) for spec in KERNELS}):
+    for architecture in sorted({device.architecture(spec) for spec in BUILT}):
         build(
-            [spec for spec in KERNELS if device.architecture(spec) == architecture],
+            [spec for spec in BUILT if device.architecture(spec) == architecture],
             architecture,
             progress=bool(os.environ.get("CI")),
         )

@@ -38,6 +38,30 @@ def _tested() -> Iterator[KernelSpec]:
 KERNELS: tuple[KernelSpec, ...] = tuple(_tested())
 
 
+KINDS: tuple[KernelSpec, ...] = tuple(
+    {(s.generation, s.api, s.dtype, s.out_dtype): s for s in reversed(KERNELS) if s.layout_a == s.layout_b == "t"}.values()
+)[::-1]
+"""One kernel for each pair of dtypes, generation and way to load: what operands a caller may bring does not depend on the tile."""
+
+
+def _built() -> Iterator[KernelSpec]:
+    yield from KERNELS
+    yield from (spec.with_layouts(*layouts) for spec in KINDS for layouts in LAYOUTS)
+    yield from (spec.with_layouts("t", "t") for spec in CHOSEN)
+
+
+CHOSEN: tuple[KernelSpec, ...] = (
+    KERNELS[0],
+    next(spec for spec in KERNELS if spec.cluster_fixup),
+    next(spec for spec in KERNELS if spec.schedule == "cooperative"),
+    next(spec for spec in KERNELS if spec.dtype == "float64"),
+    next(spec for spec in KERNELS if spec.generation == "sm80"),
+)
+"""One of each way to schedule, for tests of streams, threads and graphs."""
+BUILT: tuple[KernelSpec, ...] = tuple(dict.fromkeys(_built()))
+"""What the tests launch: vectors and transposed operands ask for other layouts than the kernel's own."""
+
+
 def gemm_of(spec: KernelSpec) -> Gemm:
     """A Gemm that uses only this kernel."""
     return Gemm(spec.dtype, out_dtype=spec.out_dtype, kernels=[spec])

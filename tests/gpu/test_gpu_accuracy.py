@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from problems import KERNELS, gemm_of, log_uniform_shapes, operands, poisoned
+from problems import KERNELS, KINDS, gemm_of, log_uniform_shapes, operands, poisoned
 
 from cutlass_sk import Gemm, KernelSpec
 from cutlass_sk.ensemble.accuracy import max_error, reference, rounding
 
-FIRST = list({(s.generation, s.dtype, s.out_dtype): s for s in reversed(KERNELS) if s.layout_a == s.layout_b == "t"}.values())[::-1]
-"""The first kernel of each pair of dtypes in each generation."""
 SHAPES = log_uniform_shapes(200, 1, 8192, seed=2301)
 LONG_K = 512
 """From here on it is the chain of sums that makes an error, and not the rounding of a short one."""
@@ -59,14 +57,15 @@ def test_every_decomposition_is_as_accurate_as_cublas(spec: KernelSpec) -> None:
         assert error <= limit, f"largest element error {error:.3e} exceeds {limit:.3e} under {plan}"
 
 
-@pytest.mark.parametrize("spec", FIRST, ids=str)
+@pytest.mark.parametrize("spec", KINDS, ids=str)
 @pytest.mark.timeout(300, method="thread", func_only=True)
 def test_200_log_uniform_shapes(spec: KernelSpec) -> None:
     """Exact inputs: the exact product. Random ones: within twice cuBLAS's own error, where the two sum in the same way.
 
-    2.x kernels with float32 or float64 outputs sum a tile's k in one chain. cuBLAS may cut that chain (it splits k, or leaves the
-    tensor cores where an output is a vector), and is then more accurate on that shape. There the largest error for each step of a
-    long chain, over the whole corpus, must be within twice cuBLAS's; few shapes may be beyond the bound, and none four times so.
+    float64 kernels, and 2.x ones with float32 outputs, sum a tile's k in one chain. cuBLAS may cut that chain (it splits k, or
+    leaves the tensor cores where an output is a vector), and is then more accurate on that shape. There the largest error for each
+    step of a long chain, over the whole corpus, must be within twice cuBLAS's; few shapes may be beyond the bound, and none four
+    times so.
     """
     gemm = gemm_of(spec)
     worst, worst_cublas, furthest, beyond = 0.0, 0.0, 0.0, []
@@ -84,13 +83,14 @@ def test_200_log_uniform_shapes(spec: KernelSpec) -> None:
         if k >= LONG_K:
             worst, worst_cublas = max(worst, error / k), max(worst_cublas, max_error(yardstick, exact) / k)
     print(f"{spec}: {len(beyond)} of {len(SHAPES)} shapes beyond twice cuBLAS's error; error / k {worst:.3e} ({worst_cublas:.3e})")
-    if spec.api == "3x" or spec.out_dtype in ("float16", "bfloat16"):
+    one_chain = spec.dtype == "float64" or (spec.api == "2x" and spec.out_dtype == "float32")
+    if not one_chain:
         assert not beyond, "\n".join(beyond)
     assert worst <= 2 * worst_cublas
     assert len(beyond) <= len(SHAPES) // 20 and furthest <= 4, "\n".join(beyond)
 
 
-@pytest.mark.parametrize("spec", FIRST, ids=str)
+@pytest.mark.parametrize("spec", KINDS, ids=str)
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (-0.5, 0.0), (2.0, -1.5), (0.0, 2.0), (1.0, float("nan"))])
 def test_alpha_and_beta(spec: KernelSpec, alpha: float, beta: float) -> None:
     m, n, k = 520, 392, 1000
@@ -108,7 +108,7 @@ def test_alpha_and_beta(spec: KernelSpec, alpha: float, beta: float) -> None:
         assert max_error(c, exact) <= tolerance
 
 
-@pytest.mark.parametrize("spec", FIRST, ids=str)
+@pytest.mark.parametrize("spec", KINDS, ids=str)
 def test_1000_repeats_are_bit_equal(spec: KernelSpec) -> None:
     m, n, k = 1096, 584, 4104
     gemm = gemm_of(spec)

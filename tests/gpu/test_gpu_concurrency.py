@@ -8,17 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from problems import KERNELS, gemm_of, operands, poisoned
+from problems import CHOSEN, KERNELS, gemm_of, operands, poisoned
 
 from cutlass_sk import Gemm, KernelSpec
 
-CHOSEN = [
-    KERNELS[0],
-    next(spec for spec in KERNELS if spec.cluster_fixup),
-    next(spec for spec in KERNELS if spec.schedule == "cooperative"),
-    next(spec for spec in KERNELS if spec.dtype == "float64"),
-    next(spec for spec in KERNELS if spec.generation == "sm80"),
-]
 SHAPES = [(520, 392, 4104), (136, 72, 9000), (1096, 584, 1240), (2600, 2600, 64), (64, 4096, 512)]
 MODES = ({}, {"decomposition": "stream_k"}, {"splits": 6}, {"decomposition": "stream_k", "sms": 40})
 

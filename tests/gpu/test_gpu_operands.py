@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import KERNELS, gemm_of, operands, poisoned
+from problems import KINDS, gemm_of, operands, poisoned
 
 from cutlass_sk import Gemm, KernelSpec
 from cutlass_sk.errors import DtypeError, LaunchError, OperandError, PlanError
 from cutlass_sk.generator import abi
 from cutlass_sk.kernel import Kernel, Prepared
-
-KINDS = [spec for spec in KERNELS if (spec.layout_a, spec.layout_b) == ("t", "t")]
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=str)
