@@ -1,4 +1,4 @@
-"""The CUDA C++ text of a kernel: CUTLASS's own emitters for the kernel, our shim for its C ABI.
+"""The CUDA C++ text of a kernel: our kernel layer for Hopper, CUTLASS's own emitter for 2.x, our shim for the C ABI.
 
 The same spec gives the same bytes. Each kernel lives in a namespace named after its spec, because the names that
 ``cutlass_library`` gives leave parts of a configuration out, and two kernels of one C++ name in one process share their statics.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .spec import ELEMENT_BYTES, KernelSpec, Layout
+from .spec import KernelSpec, Layout
 
 if TYPE_CHECKING:
     from cutlass_library.gemm_operation import GemmOperation
-
-STOCK_KERNEL, KERNEL = "cutlass::gemm::kernel::GemmUniversal<", "cutlass_sk::StreamKGemm<"
-STOCK_SCHEDULER = "cutlass::gemm::StreamKScheduler"
 
 FP64_INCLUDES = ("cutlass/cutlass.h", "cutlass_sk/fp64_epilogue.hpp", "cutlass_sk/fp64_mainloop.hpp")
 FP64_KERNEL = """\
@@ -22,6 +19,19 @@ using mainloop = cutlass_sk::Fp64Mainloop<
     cute::Shape<{tile}>, cute::Shape<{cluster}>,
     {stages}, {warps}, {instruction_k}, cutlass::layout::{layout_a}, cutlass::layout::{layout_b}>;
 using epilogue = cutlass_sk::Fp64Epilogue<mainloop, cutlass::layout::{layout_c}>;
+struct gemm : public cutlass_sk::StreamKGemm<
+    cute::Shape<int, int, int, int>, mainloop, epilogue, cutlass_sk::KernelPolicy<{concurrent_tiles}, {ctas_per_sm}>> {{ }};"""
+
+CUTLASS_TYPE = {"float16": "cutlass::half_t", "bfloat16": "cutlass::bfloat16_t", "float32": "float", "float64": "double"}
+CUTLASS_LAYOUT = {"t": "RowMajor", "n": "ColumnMajor"}
+
+WGMMA_INCLUDES = ("cutlass/cutlass.h", "cutlass_sk/column_epilogue.hpp", "cutlass_sk/wgmma_mainloop.hpp")
+WGMMA_KERNEL = """\
+using cluster = cute::Shape<{cluster}>;
+using epilogue = cutlass_sk::ColumnEpilogue<{tile_m}, {tile_k}, cluster, {element_c}, cutlass::layout::{layout_c}, {cooperative}>;
+using mainloop = cutlass_sk::WgmmaMainloop<
+    {element}, cutlass::layout::{layout_a}, cutlass::layout::{layout_b}, cute::Shape<{tile}>, {narrowest}, cluster, {warpgroups},
+    cutlass_sk::kStageMemory<epilogue, {ctas_per_sm}>, {promotable}>;
 struct gemm : public cutlass_sk::StreamKGemm<
     cute::Shape<int, int, int, int>, mainloop, epilogue, cutlass_sk::KernelPolicy<{concurrent_tiles}, {ctas_per_sm}>> {{ }};"""
 
@@ -34,7 +44,7 @@ namespace {namespace} {{
 {kernel}
 }}  // namespace {namespace}
 
-using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}{arguments}>;
+using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}>;
 CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 """
 
@@ -42,7 +52,10 @@ CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 def emit(spec: KernelSpec) -> str:
     """The translation unit of ``spec``: includes, the CUTLASS kernel type, and the exported C ABI around it."""
     _check(spec)
-    includes, kernel, operation = _fp64_kernel(spec) if spec.api == "3x" and spec.dtype == "float64" else _stock_kernel(spec)
+    if spec.api == "2x":
+        includes, kernel, operation = _stock_kernel(spec)
+    else:
+        includes, kernel, operation = _fp64_kernel(spec) if spec.dtype == "float64" else _wgmma_kernel(spec)
     return TEMPLATE.format(
         name=spec.name,
         includes="\n".join(f'#include "{header}"' for header in includes),
@@ -51,28 +64,45 @@ def emit(spec: KernelSpec) -> str:
         namespace=f"cutlass_sk_{spec.name}",
         kernel=kernel.strip(),
         operation=operation,
-        arguments=f", {str(spec.promotable).lower()}" if spec.api == "3x" else "",
     )
 
 
 def _stock_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
-    """Headers, text and type name of a kernel of CUTLASS's collectives, or of a whole kernel of CUTLASS 2.x."""
-    operation = _operation_3x(spec) if spec.api == "3x" else _operation_2x(spec)
-    emitter = _emitter(spec)
+    """Headers, text and type name of a whole kernel of CUTLASS 2.x."""
+    from cutlass_library.gemm_operation import EmitGemmUniversalInstance
+
+    operation, emitter = _operation_2x(spec), EmitGemmUniversalInstance()
     kernel = emitter.emit(operation)
-    if spec.api == "3x":
-        kernel = _replaced(kernel, STOCK_KERNEL, KERNEL)
-        kernel = _replaced(kernel, STOCK_SCHEDULER, f"cutlass_sk::KernelPolicy<{_concurrent_tiles(spec)}, {spec.ctas_per_sm}>")
-        mainloop = f"{operation.procedural_name()}_mainloop"
-        kernel = _replaced(kernel, f"{mainloop},\n", f"cutlass_sk::Mainloop<{mainloop}, {str(spec.promotable).lower()}>,\n")
     unwanted = ("adapter", "device/", "kernel/gemm_universal.hpp")  # the stock kernel layers, and what launches them
     includes = [header for header in emitter.includes if not any(part in header for part in unwanted)]
     return includes, kernel, operation.procedural_name()
 
 
+def _wgmma_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
+    """The same for a kernel of our wgmma main loop and CUTLASS's TMA epilogue."""
+    layout_a, layout_b, layout_c = _kernel_layouts(spec)
+    kernel = WGMMA_KERNEL.format(
+        cluster=_shape((*spec.cluster, 1)),
+        tile=_shape(spec.tile),
+        tile_m=spec.tile[0],
+        tile_k=spec.tile[2],
+        narrowest=spec.narrowest or spec.tile[1],
+        element=CUTLASS_TYPE[spec.dtype],
+        element_c=CUTLASS_TYPE[spec.out_dtype],
+        layout_a=CUTLASS_LAYOUT[layout_a],
+        layout_b=CUTLASS_LAYOUT[layout_b],
+        layout_c=CUTLASS_LAYOUT[layout_c],
+        warpgroups=spec.tile_warpgroups,
+        cooperative=str(spec.schedule == "cooperative").lower(),
+        promotable=str(spec.promotable).lower(),
+        concurrent_tiles=_concurrent_tiles(spec),
+        ctas_per_sm=spec.ctas_per_sm,
+    )
+    return list(WGMMA_INCLUDES), kernel, "gemm"
+
+
 def _fp64_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
     """The same for a kernel of our fp64 collectives, which ``cutlass_library`` does not know."""
-    layout = {"t": "RowMajor", "n": "ColumnMajor"}
     layout_a, layout_b, layout_c = _kernel_layouts(spec)
     kernel = FP64_KERNEL.format(
         tile=_shape(spec.tile),
@@ -80,9 +110,9 @@ def _fp64_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
         stages=spec.stages,
         warps=4 * spec.tile_warpgroups,
         instruction_k=spec.instruction[2],
-        layout_a=layout[layout_a],
-        layout_b=layout[layout_b],
-        layout_c=layout[layout_c],
+        layout_a=CUTLASS_LAYOUT[layout_a],
+        layout_b=CUTLASS_LAYOUT[layout_b],
+        layout_c=CUTLASS_LAYOUT[layout_c],
         concurrent_tiles=_concurrent_tiles(spec),
         ctas_per_sm=spec.ctas_per_sm,
     )
@@ -119,22 +149,12 @@ def _check(spec: KernelSpec) -> None:
             raise ValueError(f"{spec.name}: Hopper's fp64 instructions are 16x8x4, 16x8x8 and 16x8x16")
     elif spec.api == "3x":
         step = 64 * spec.tile_warpgroups
-        if tile_m % step or tile_n % 8 or tile_n > 256 or tile_k % 16 or min(spec.tile) < 1:
-            raise ValueError(f"{spec.name}: {spec.schedule} needs tile_m in steps of {step}, tile_n of 8 up to 256, tile_k of 16")
+        if tile_m % step or tile_n % 32 or tile_n > 256 or tile_k != 64 or min(spec.tile) < 1:
+            raise ValueError(f"{spec.name}: {spec.schedule} needs tile_m in steps of {step}, tile_n of 32 up to 256, tile_k 64")
+        if tile_m * tile_n > 192 * 128 * spec.tile_warpgroups:
+            raise ValueError(f"{spec.name}: sums of {tile_m} x {tile_n} do not fit in {spec.tile_warpgroups} warpgroups' registers")
     elif spec.stages < 2 or min(spec.warps) < 1 or tile_m % spec.warps[0] or tile_n % spec.warps[1]:
         raise ValueError(f"{spec.name}: warps must divide the tile, and there must be two stages or more")
-
-
-def _replaced(text: str, old: str, new: str) -> str:
-    if text.count(old) != 1:
-        raise RuntimeError(f"cutlass_library emitted {text.count(old)} times {old!r}, once was expected; its emitter has changed")
-    return text.replace(old, new)
-
-
-def _emitter(spec: KernelSpec) -> Any:
-    from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
-
-    return EmitGemmUniversal3xInstance() if spec.api == "3x" else EmitGemmUniversalInstance()
 
 
 def _data_type(dtype: str) -> Any:
@@ -149,45 +169,6 @@ def _math(spec: KernelSpec, instruction: tuple[int, int, int]) -> Any:
     element = _data_type(spec.dtype)
     accumulator = _data_type(spec.accumulator)
     return MathInstruction(list(instruction), element, element, accumulator, OpcodeClass.TensorOp, MathOperation.multiply_add)
-
-
-def _operation_3x(spec: KernelSpec) -> GemmOperation:
-    """TMA and wgmma, TMA epilogue. CUTLASS's collectives for ping-pong are those of one warpgroup a tile."""
-    from cutlass_library import (
-        EpilogueFunctor,
-        EpilogueScheduleType,
-        GemmKind,
-        KernelScheduleType,
-        LayoutType,
-        SwizzlingFunctor,
-        TensorDescription,
-        TileDescription,
-        TileSchedulerType,
-    )
-    from cutlass_library.gemm_operation import GemmOperation
-
-    layout = {"t": LayoutType.RowMajor, "n": LayoutType.ColumnMajor}
-    element, out = _data_type(spec.dtype), _data_type(spec.out_dtype)
-    alignment, alignment_c = 16 // ELEMENT_BYTES[spec.dtype], 16 // ELEMENT_BYTES[spec.out_dtype]
-    math = _math(spec, (64, spec.tile[1], 16))
-    layout_a, layout_b, layout_c = _kernel_layouts(spec)
-    output = TensorDescription(out, layout[layout_c], alignment_c)
-    cooperative = spec.schedule == "cooperative"
-    return GemmOperation(
-        GemmKind.Universal3x,
-        90,
-        TileDescription(list(spec.tile), spec.stages, [4, 1, 1], math, 90, 90, [*spec.cluster, 1]),
-        TensorDescription(element, layout[layout_a], alignment),
-        TensorDescription(element, layout[layout_b], alignment),
-        output,
-        _data_type(spec.accumulator),
-        EpilogueFunctor.LinearCombination,
-        SwizzlingFunctor.Identity1,
-        output,
-        KernelScheduleType.TmaWarpSpecializedCooperative if cooperative else KernelScheduleType.TmaWarpSpecializedPingpong,
-        EpilogueScheduleType.TmaWarpSpecializedCooperative if cooperative else EpilogueScheduleType.TmaWarpSpecialized,
-        TileSchedulerType.StreamK,
-    )
 
 
 def _operation_2x(spec: KernelSpec) -> GemmOperation:

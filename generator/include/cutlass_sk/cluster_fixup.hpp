@@ -48,11 +48,11 @@ class ClusterFixup {
 
   CUTLASS_DEVICE static int32_t owner(int32_t subtile, int32_t peers) { return subtile % peers; }
 
-  /// Adds up this rank's subtiles in `sums`, which each thread of the warpgroup passes.
-  CUTLASS_DEVICE void exchange(float* sums, uint32_t named_barrier) const {
+  /// Adds up this rank's share of the first `used` subtiles in `sums`, which each thread of the warpgroup passes.
+  CUTLASS_DEVICE void exchange(float* sums, int32_t used, uint32_t named_barrier) const {
     uint32_t const thread = threadIdx.x % kThreads;
     int32_t const rank = int32_t(cute::block_rank_in_cluster());
-    int32_t const owned = (subtiles - rank + peers_ - 1) / peers_;
+    int32_t const owned = (used - rank + peers_ - 1) / peers_;
     cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(named_barrier));
     if (thread == 0) barriers_.sums[warpgroup_].arrive_and_expect_tx(uint32_t(owned > 0 ? owned * (peers_ - 1) * kRunBytes : 0));
     if (int32_t(thread) < peers_ && int32_t(thread) != rank) {
@@ -65,7 +65,7 @@ class ClusterFixup {
     CUTLASS_PRAGMA_UNROLL
     for (int32_t subtile = 0; subtile < subtiles; ++subtile) {
       int32_t const to = owner(subtile, peers_);
-      if (to == rank) continue;
+      if (subtile >= used || to == rank) continue;
       uint32_t const there = remote(cute::cast_smem_ptr_to_uint(run(subtile, rank - (rank > to)) + thread * 16), uint32_t(to));
       uint32_t const signal = remote(barrier, uint32_t(to));
       CUTLASS_PRAGMA_UNROLL
@@ -81,7 +81,7 @@ class ClusterFixup {
     wait(barrier);
     CUTLASS_PRAGMA_UNROLL
     for (int32_t subtile = 0; subtile < subtiles; ++subtile) {
-      if (owner(subtile, peers_) != rank) continue;
+      if (subtile >= used || owner(subtile, peers_) != rank) continue;
       for (int32_t slot = 0; slot < peers_ - 1; ++slot) {
         float4 const* const here = reinterpret_cast<float4 const*>(run(subtile, slot)) + thread;
         float* const x = sums + subtile * registers;

@@ -163,31 +163,23 @@ class Fp64Mainloop {
     cute::prefetch_tma_descriptor(params.tma_load_b.get_tma_descriptor());
   }
 
-  /// a and b in tiles: (tile_m, tile_k, m, k, batch) and (tile_n, tile_k, n, k, batch).
+  /// Called by one warp, one of whose threads loads: `k_tiles` k-tiles of tile (tile_m, tile_n) from k-tile `k_tile` on.
   template <class ProblemShape>
-  CUTLASS_DEVICE auto load_init(ProblemShape const& problem_shape, Params const& params) const {
-    using namespace cute;
-    auto const [m, n, k, batch] = problem_shape;
-    auto const a = params.tma_load_a.get_tma_tensor(make_shape(m, k, batch));
-    auto const b = params.tma_load_b.get_tma_tensor(make_shape(n, k, batch));
-    return make_tuple(local_tile(a, TileShape{}, make_coord(_, _, _), Step<_1, X, _1>{}),
-                      local_tile(b, TileShape{}, make_coord(_, _, _), Step<X, _1, _1>{}));
-  }
-
-  /// Called by one warp; one of its threads loads.
-  template <class Inputs, class Coordinates, class KTileIterator>
-  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline& pipeline, PipelineState state, Inputs const& inputs,
-                           Coordinates const& coordinates, KTileIterator k_tile, int k_tiles, int, uint32_t block_rank,
-                           TensorStorage& storage) const {
+  CUTLASS_DEVICE void load(ProblemShape const& problem_shape, Params const& params, MainloopPipeline& pipeline, PipelineState state,
+                           int tile_m, int tile_n, int k_tile, int k_tiles, uint32_t block_rank, TensorStorage& storage) const {
     using namespace cute;
     if (!elect_one_sync()) return;
     constexpr int kClusterM = size<0>(ClusterShape_{}), kClusterN = size<1>(ClusterShape_{});
     int const block_m = int(block_rank) % kClusterM, block_n = int(block_rank) / kClusterM;
-    auto const [tile_m, tile_n, unused, batch] = coordinates;
+    auto const [m, n, k, batch] = problem_shape;
+    auto const a = local_tile(params.tma_load_a.get_tma_tensor(make_shape(m, k, batch)), TileShape{}, make_coord(tile_m, _, _),
+                              Step<_1, X, _1>{})(_, _, _, 0);
+    auto const b = local_tile(params.tma_load_b.get_tma_tensor(make_shape(n, k, batch)), TileShape{}, make_coord(_, tile_n, _),
+                              Step<X, _1, _1>{})(_, _, _, 0);
     auto const slice_a = params.tma_load_a.get_slice(block_n);
     auto const slice_b = params.tma_load_b.get_slice(block_m);
-    auto const from_a = slice_a.partition_S(get<0>(inputs)(_, _, tile_m, _, batch));
-    auto const from_b = slice_b.partition_S(get<1>(inputs)(_, _, tile_n, _, batch));
+    auto const from_a = slice_a.partition_S(a);
+    auto const from_b = slice_b.partition_S(b);
     auto const to_a = slice_a.partition_D(make_tensor(make_smem_ptr(reinterpret_cast<Unsigned*>(storage.a)), SmemLayoutA{}));
     auto const to_b = slice_b.partition_D(make_tensor(make_smem_ptr(reinterpret_cast<Unsigned*>(storage.b)), SmemLayoutB{}));
     uint16_t peers_a = 0, peers_b = 0;
@@ -197,8 +189,8 @@ class Fp64Mainloop {
     for (; k_tiles > 0; --k_tiles, ++k_tile, ++state) {
       pipeline.producer_acquire(state);
       auto* const barrier = pipeline.producer_get_barrier(state);
-      copy(params.tma_load_a.with(*barrier, peers_a), from_a(_, _, _, *k_tile), to_a(_, _, _, state.index()));
-      copy(params.tma_load_b.with(*barrier, peers_b), from_b(_, _, _, *k_tile), to_b(_, _, _, state.index()));
+      copy(params.tma_load_a.with(*barrier, peers_a), from_a(_, _, _, k_tile), to_a(_, _, _, state.index()));
+      copy(params.tma_load_b.with(*barrier, peers_b), from_b(_, _, _, k_tile), to_b(_, _, _, state.index()));
     }
   }
 
@@ -206,10 +198,11 @@ class Fp64Mainloop {
     if (cute::elect_one_sync()) pipeline.producer_tail(state);
   }
 
-  /// Called by every consumer thread of a tile: sets its sums to those of `k_tiles` stages, and releases these.
-  template <class Accumulators>
+  /// Called by every consumer thread of a tile: sets its sums to those of `k_tiles` stages, and releases these. Calls `issued` at
+  /// the end.
+  template <class Accumulators, class Issued>
   CUTLASS_DEVICE void mma(MainloopPipeline& pipeline, PipelineState state, Accumulators& accumulators, int k_tiles, int thread,
-                          TensorStorage& storage, Params const&) const {
+                          TensorStorage& storage, Params const&, Issued const& issued) const {
     static_assert(cute::size(Accumulators{}) == Sums::kCount);
     double* const sums = accumulators.data();
     CUTLASS_PRAGMA_UNROLL
@@ -270,9 +263,8 @@ class Fp64Mainloop {
     CUTLASS_PRAGMA_NO_UNROLL
     for (; k_tiles > 1; --k_tiles) multiply(cute::false_type{});
     multiply(cute::true_type{});
+    issued();
   }
-
-  CUTLASS_DEVICE void mma_tail(MainloopPipeline&, PipelineState, int) const {}
 
  private:
   /// One group's 16 rows, one block of k.

@@ -51,7 +51,7 @@ struct Gemm2x {
 
   static void describe(CutlassSkDescription* out) {
     out->tile_m = kTileM;
-    out->tile_n = kTileN;
+    out->tile_n = out->narrowest = kTileN;
     out->tile_k = kTileK;
     out->cluster_m = out->cluster_n = 1;
     out->stages = Kernel::kStages;
@@ -77,7 +77,7 @@ struct Gemm2x {
     int64_t const tiles = int64_t(plan.tiles_m) * plan.tiles_n;
     int64_t const line = int64_t(plan.sk_tiles) * plan.iters_per_tile;
     bool const along_n = plan.tiles_m >= plan.tiles_n;  // the order that the kernel itself takes
-    bool const fits =
+    bool const fits = plan.tile_n == kTileN &&
         covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
         covers(plan.iters_per_tile, kTileK, problem.k) && problem.k <= limit - kTileK && tiles <= limit && plan.dp_tiles >= 0 &&
         plan.sk_tiles >= 0 && int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 &&

@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "cutlass/device_kernel.h"
-#include "cutlass_sk/mainloop.hpp"
 #include "cutlass_sk/shim.h"
 #include "cutlass_sk/stream_k_gemm.hpp"
+#include "cutlass_sk/tensor_map.h"
 
 namespace cutlass_sk {
 
@@ -18,10 +18,16 @@ constexpr bool kTmaEpilogue = false;
 template <class Epilogue>
 constexpr bool kTmaEpilogue<Epilogue, std::void_t<typename Epilogue::FusionCallbacks>> = true;
 
-/// `promotable`: whether the kernel's main loop takes a limit on chains of sums.
-template <class Kernel, bool promotable>
+/// Whether a main loop takes several widths and limits on chains of sums.
+template <class Mainloop, class = void>
+constexpr bool kTakesWidths = false;
+template <class Mainloop>
+constexpr bool kTakesWidths<Mainloop, std::void_t<decltype(Mainloop::kNarrowest)>> = true;
+
+template <class Kernel>
 struct Gemm3x {
   using Scheduler = typename Kernel::TileScheduler;
+  using Mainloop = typename Kernel::CollectiveMainloop;
   using Epilogue = typename Kernel::CollectiveEpilogue;
   using Schedule = typename Scheduler::Schedule;
   using ElementA = typename Kernel::ElementA;
@@ -30,6 +36,13 @@ struct Gemm3x {
   static constexpr int kTileN = cute::size<1>(typename Kernel::TileShape{});
   static constexpr int kTileK = cute::size<2>(typename Kernel::TileShape{});
   static constexpr int kClusterM = Scheduler::kClusterM, kClusterN = Scheduler::kClusterN, kClusterSize = Scheduler::kClusterSize;
+  static constexpr int kNarrowest = [] {
+    if constexpr (kTakesWidths<Mainloop>) {
+      return Mainloop::kNarrowest;
+    } else {
+      return kTileN;
+    }
+  }();
   static constexpr int kTmaBytes = 16;
   static constexpr int kBytesC = [] {
     if constexpr (kTmaEpilogue<Epilogue>) {
@@ -61,6 +74,7 @@ struct Gemm3x {
     out->tile_m = kTileM;
     out->tile_n = kTileN;
     out->tile_k = kTileK;
+    out->narrowest = kNarrowest;
     out->cluster_m = kClusterM;
     out->cluster_n = kClusterN;
     out->stages = Kernel::DispatchPolicy::Stages;
@@ -89,23 +103,39 @@ struct Gemm3x {
   static void const* operand_a(CutlassSkAddresses const& x) { return kSwapped ? x.b : x.a; }
   static void const* operand_b(CutlassSkAddresses const& x) { return kSwapped ? x.a : x.b; }
 
+  static bool takes_width(int32_t width) {
+    if constexpr (kTakesWidths<Mainloop>) {
+      return Mainloop::takes_width(width);
+    } else {
+      return width == kTileN;
+    }
+  }
+  static bool takes_promotion(int32_t width) {
+    if constexpr (kTakesWidths<Mainloop>) {
+      return Mainloop::takes_promotion(width);
+    } else {
+      return false;
+    }
+  }
+
   static int32_t check_plan(CutlassSkProblem const& given, CutlassSkPlan const& plan, CutlassSkResult* result) {
     CutlassSkProblem const problem = framed(given);
     auto const covers = [](int64_t tiles, int64_t tile, int64_t cluster, int64_t size) {
       int64_t const span = tile * cluster;
       return tiles == (size + span - 1) / span * cluster;
     };
-    bool const fits = covers(plan.tiles_m, kTileM, kClusterM, problem.m) && covers(plan.tiles_n, kTileN, kClusterN, problem.n) &&
+    bool const fits = takes_width(plan.tile_n) && covers(plan.tiles_m, kTileM, kClusterM, problem.m) &&
+                      covers(plan.tiles_n, plan.tile_n, kClusterN, problem.n) &&
                       covers(plan.iters_per_tile, kTileK, 1, problem.k) && plan.grid > 0 && plan.grid % kClusterSize == 0 &&
                       plan.sk_tiles % kClusterSize == 0 && plan.reduction_ctas == 0 && plan.promotion_iters >= 0 &&
-                      (promotable || plan.promotion_iters == 0) && (plan.in_clusters == 0 || takes_clusters(plan)) &&
+                      (plan.promotion_iters == 0 || takes_promotion(plan.tile_n)) && (plan.in_clusters == 0 || takes_clusters(plan)) &&
                       int64_t(plan.dp_tiles) + plan.sk_tiles == int64_t(plan.tiles_m) * plan.tiles_n;
     if (!fits || !Schedule::valid(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
                                   plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_swizzle)) {
       return fail(result, CUTLASS_SK_BAD_PLAN,
-                  "plan (grid %d, tiles %dx%d of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
-                  plan.grid, plan.tiles_m, plan.tiles_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units,
-                  plan.splits);
+                  "plan (grid %d, tiles %dx%d, %d wide, of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
+                  plan.grid, plan.tiles_m, plan.tiles_n, plan.tile_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles,
+                  plan.sk_units, plan.splits);
     }
     return CUTLASS_SK_OK;
   }
@@ -128,7 +158,10 @@ struct Gemm3x {
     arguments.mainloop.dA = stride<typename Kernel::StrideA>(problem.lda);
     arguments.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(operand_b(addresses));
     arguments.mainloop.dB = stride<typename Kernel::StrideB>(problem.ldb);
-    if constexpr (promotable) arguments.mainloop.chain_iters = plan.promotion_iters;
+    if constexpr (kTakesWidths<Mainloop>) {
+      arguments.mainloop.width = plan.tile_n;
+      arguments.mainloop.chain_iters = plan.promotion_iters;
+    }
     arguments.epilogue.thread.alpha = decltype(arguments.epilogue.thread.alpha)(addresses.alpha);
     arguments.epilogue.thread.beta = decltype(arguments.epilogue.thread.beta)(addresses.beta);
     arguments.epilogue.ptr_C = arguments.epilogue.ptr_D = static_cast<ElementC*>(addresses.c);
@@ -138,10 +171,10 @@ struct Gemm3x {
                            plan.nondeterministic != 0};
     params = Kernel::to_underlying_arguments(arguments);
     for (CUtensorMap const* map : maps(params)) {
-      // CUTLASS prints what the driver refuses, and goes on with an empty descriptor.
+      // What the driver refuses stays an empty descriptor.
       static CUtensorMap const empty{};
       if (std::memcmp(map, &empty, sizeof(empty)) == 0) {
-        return fail(result, CUTLASS_SK_CUTLASS_ERROR, "cuTensorMapEncodeTiled failed; standard error says with what");
+        return fail(result, CUTLASS_SK_CUTLASS_ERROR, "cuTensorMapEncodeTiled refused an operand");
       }
     }
     if (replace_address() == nullptr) return fail(result, CUTLASS_SK_CUDA_ERROR, "the driver has no cuTensorMapReplaceAddress");
@@ -193,8 +226,13 @@ struct Gemm3x {
 
   /// The TMA descriptors of a, b, and where c has them: of c as it was, fetched whether beta is zero or not, and of c.
   static auto maps(Params& params) {
-    CUtensorMap* const a = &params.mainloop.tma_load_a.tma_desc_;
-    CUtensorMap* const b = &params.mainloop.tma_load_b.tma_desc_;
+    auto const [a, b] = [&] {
+      if constexpr (kTakesWidths<Mainloop>) {
+        return std::array<CUtensorMap*, 2>{&params.mainloop.map_a, &params.mainloop.map_b};
+      } else {
+        return std::array<CUtensorMap*, 2>{&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_};
+      }
+    }();
     if constexpr (kTmaEpilogue<Epilogue>) {
       return std::array<CUtensorMap*, 4>{a, b, &params.epilogue.tma_load_c.tma_desc_, &params.epilogue.tma_store_d.tma_desc_};
     } else {
@@ -204,16 +242,8 @@ struct Gemm3x {
 
   using ReplaceAddress = CUresult (*)(CUtensorMap*, void*);
 
-  /// The driver's function, found as CUTLASS finds cuTensorMapEncodeTiled: nothing is linked to libcuda.
   static ReplaceAddress replace_address() {
-    static ReplaceAddress const function = [] {
-      void* found = nullptr;
-      cudaDriverEntryPointQueryResult answer = cudaDriverEntryPointSymbolNotFound;
-      cudaError_t const error =
-          cudaGetDriverEntryPointByVersion("cuTensorMapReplaceAddress", &found, 12000, cudaEnableDefault, &answer);
-      bool const there = error == cudaSuccess && answer == cudaDriverEntryPointSuccess;
-      return reinterpret_cast<ReplaceAddress>(there ? found : nullptr);
-    }();
+    static ReplaceAddress const function = driver_function<ReplaceAddress>("cuTensorMapReplaceAddress");
     return function;
   }
 };

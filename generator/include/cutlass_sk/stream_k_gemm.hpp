@@ -22,20 +22,22 @@ struct KernelPolicy {
   static constexpr int kCtasPerSm = ctas_per_sm;
 };
 
-/// Whether an epilogue can be called for a part of a tile; CUTLASS's TMA epilogue can.
-template <class Epilogue, class = void>
-constexpr bool has_subtiles = false;
-template <class Epilogue>
-constexpr bool has_subtiles<Epilogue, cute::void_t<typename Epilogue::EpilogueTile>> = true;
-
-template <class Epilogue, class TileShape, int mode>
-constexpr int epilogue_extent() {
-  if constexpr (has_subtiles<Epilogue>) {
-    return int(cute::size<mode>(typename Epilogue::EpilogueTile{}));
-  } else {
-    return int(cute::size<mode>(TileShape{}));
-  }
-}
+/// How an epilogue is called. CUTLASS's TMA epilogue: for each `kColumns` columns of a tile by themselves, as if these were a tile,
+/// so that a tile may be of several widths, and its columns dealt out to several CTAs. Any other: once.
+template <class Epilogue, class TileShape, class = void>
+struct EpilogueCalls {
+  static constexpr bool kByColumns = false;
+  static constexpr int kColumns = cute::size<1>(TileShape{}), kLoads = Epilogue::get_load_pipe_increment(TileShape{}),
+                       kStores = Epilogue::get_store_pipe_increment(TileShape{});
+  using Shape = TileShape;
+};
+template <class Epilogue, class TileShape>
+struct EpilogueCalls<Epilogue, TileShape, cute::void_t<typename Epilogue::CtaTileMNK>> {
+  static constexpr bool kByColumns = true;
+  using Shape = typename Epilogue::CtaTileMNK;
+  static constexpr int kColumns = cute::size<1>(Shape{}), kLoads = Epilogue::get_load_pipe_increment(Shape{}),
+                       kStores = Epilogue::get_store_pipe_increment(Shape{});
+};
 
 template <class ProblemShape_, class CollectiveMainloop_, class CollectiveEpilogue_, class Policy>
 class StreamKGemm {
@@ -78,16 +80,16 @@ class StreamKGemm {
   static constexpr int kConsumerRegisters = kShare < kMaxRegisters ? kShare : kMaxRegisters;
 
   using MainloopPipeline = typename CollectiveMainloop::MainloopPipeline;
+  using Calls = EpilogueCalls<CollectiveEpilogue, TileShape>;
   using LoadPipeline = typename CollectiveEpilogue::LoadPipeline;
   using StorePipeline = typename CollectiveEpilogue::StorePipeline;
+  static constexpr int kSubtiles = int(cute::size<1>(TileShape{})) / Calls::kColumns;  ///< of the widest tile
+  static constexpr int kBlocksM = int(cute::size<0>(TileShape{})) / (64 * kTileWarpGroups);
+  /// Sums of a subtile, of one thread and 64 rows.
+  static constexpr int kSubtileSums = 64 * Calls::kColumns / kWarpGroup;
+  using Peers = ClusterFixup<kTileWarpGroups, kSubtiles, kSubtileSums>;
   /// A tile may be split among the CTAs of a cluster where the kernel itself needs none and its epilogue goes by columns alone.
-  static constexpr bool kSubtiled = has_subtiles<CollectiveEpilogue>;
-  static constexpr int kEpilogueM = epilogue_extent<CollectiveEpilogue, TileShape, 0>();
-  static constexpr int kEpilogueN = epilogue_extent<CollectiveEpilogue, TileShape, 1>();
-  static constexpr int kSubtiles = int(cute::size<1>(TileShape{})) / kEpilogueN;
-  using Peers = ClusterFixup<kTileWarpGroups, kSubtiles, kEpilogueM * kEpilogueN / kTileThreads>;
-  static constexpr bool kClusterFixup = kSubtiled && cute::size(ClusterShape{}) == 1 && kEpilogueM == 64 * kTileWarpGroups &&
-                                        int(cute::size<0>(TileShape{})) == kEpilogueM &&
+  static constexpr bool kClusterFixup = Calls::kByColumns && cute::size(ClusterShape{}) == 1 && kBlocksM == 1 &&
                                         Peers::kBytes <= int(sizeof(typename CollectiveMainloop::TensorStorage));
 
   /// Turns of the two ping-pong warpgroups: at the main loop and at the epilogue.
@@ -95,8 +97,8 @@ class StreamKGemm {
 
   struct SharedStorage {
     struct TensorStorage : cute::aligned_struct<128, cute::_1> {
-      typename CollectiveEpilogue::TensorStorage epilogue;
       typename CollectiveMainloop::TensorStorage mainloop;
+      typename CollectiveEpilogue::TensorStorage epilogue;
     } tensors;
     struct PipelineStorage : cute::aligned_struct<16, cute::_1> {
       alignas(16) typename CollectiveMainloop::PipelineStorage mainloop;
@@ -150,6 +152,7 @@ class StreamKGemm {
     mainloop_params.num_consumers = kTileThreads;
     mainloop_params.num_producers = CollectiveMainloop::NumProducerThreadEvents;
     mainloop_params.transaction_bytes = params.mainloop.tma_transaction_bytes;
+    if constexpr (Calls::kByColumns) mainloop_params.stages = params.mainloop.stages;
     MainloopPipeline mainloop_pipeline(storage.pipelines.mainloop, mainloop_params, ClusterShape{});
 
     typename LoadPipeline::Params load_params;
@@ -195,9 +198,9 @@ class StreamKGemm {
       if constexpr (kDealsRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       int const lane = cutlass::canonical_lane_idx();
       if (loads_operands) {
-        load_operands(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline, lane);
+        load_operands(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline);
       } else if (loads_source && epilogue.is_producer_load_needed()) {
-        load_source(problem_shape, storage, scheduler, epilogue, load_pipeline, lane);
+        load_source(params, problem_shape, storage, scheduler, epilogue, load_pipeline, lane);
       }
     } else {
       if constexpr (kDealsRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -208,33 +211,32 @@ class StreamKGemm {
   }
 
  private:
-  /// What of a tile the epilogue is called for: all of it (-1), or the subtiles of one peer in a cluster.
-  struct Subtiles {
-    int index = -1, step = kSubtiles;
-
-    CUTLASS_DEVICE explicit Subtiles(TileScheduler const& scheduler) {
-      if (kClusterFixup && scheduler.cluster_peers() > 1) {
-        index = int(cute::block_rank_in_cluster());
-        step = scheduler.cluster_peers();
-      }
+  /// How many subtiles a tile of this launch has.
+  CUTLASS_DEVICE static int32_t subtiles(Params const& params) {
+    if constexpr (Calls::kByColumns) {
+      return params.mainloop.width / Calls::kColumns;
+    } else {
+      return 1;
     }
-    CUTLASS_DEVICE bool is_valid() const { return index < kSubtiles; }
-    CUTLASS_DEVICE void next() { index = index < 0 ? kSubtiles : index + step; }
-  };
+  }
+  /// Whether this CTA loads and stores a subtile: all of them, or in a cluster that shares a tile those dealt out to it.
+  CUTLASS_DEVICE static bool is_mine(TileScheduler const& scheduler, int32_t subtile) {
+    return !kClusterFixup || scheduler.cluster_peers() == 1 ||
+           Peers::owner(subtile, scheduler.cluster_peers()) == int32_t(cute::block_rank_in_cluster());
+  }
+  CUTLASS_DEVICE static auto coordinates(Work const& work, int32_t subtiles, int32_t subtile) {
+    return cute::make_coord(work.tile_m, work.tile_n * subtiles + subtile, cute::_, 0);
+  }
 
   template <class Problem>
   CUTLASS_DEVICE static void load_operands(Params const& params, Problem const& problem_shape, SharedStorage& storage,
-                                           TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline,
-                                           int lane) {
-    auto const inputs = mainloop.load_init(problem_shape, params.mainloop);
-    auto const k_tiles = cute::shape<3>(cute::get<0>(inputs));
-    auto state = cutlass::make_producer_start_state<MainloopPipeline>();
+                                           TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline) {
+    auto state = pipeline.producer_start();
     uint32_t const rank = cute::size(ClusterShape{}) > 1 ? cute::block_rank_in_cluster() : 0;
     // No operand, no partial sum and no flag is touched before this: consumers follow the loads.
     cutlass::arch::wait_on_dependent_grids();
     for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
-      auto const iterator = cute::make_coord_iterator(cute::idx2crd(work.k_begin(), k_tiles), k_tiles);
-      mainloop.load(params.mainloop, pipeline, state, inputs, work.coordinates(), iterator, work.k_tiles(), lane, rank,
+      mainloop.load(problem_shape, params.mainloop, pipeline, state, work.tile_m, work.tile_n, work.k_begin(), work.k_tiles(), rank,
                     storage.tensors.mainloop);
       state.advance(work.k_tiles());
     }
@@ -243,20 +245,17 @@ class StreamKGemm {
   }
 
   template <class Problem>
-  CUTLASS_DEVICE static void load_source(Problem const& problem_shape, SharedStorage& storage, TileScheduler const& scheduler,
-                                         CollectiveEpilogue& epilogue, LoadPipeline& pipeline, int lane) {
+  CUTLASS_DEVICE static void load_source(Params const& params, Problem const& problem_shape, SharedStorage& storage,
+                                         TileScheduler const& scheduler, CollectiveEpilogue& epilogue, LoadPipeline& pipeline, int lane) {
     auto state = cutlass::make_producer_start_state<LoadPipeline>();
+    int32_t const count = subtiles(params);
     cutlass::arch::wait_on_dependent_grids();
     for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
       if (!scheduler.finishes(work)) continue;
-      if constexpr (kSubtiled) {
-        for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) {
-          state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
-                                storage.tensors.epilogue, subtile.index);
-        }
-      } else {
-        state = epilogue.load(pipeline, state, problem_shape, TileShape{}, work.coordinates(), TiledMma{}, lane,
-                              storage.tensors.epilogue);
+      for (int32_t subtile = 0; subtile < count; ++subtile) {
+        if (!is_mine(scheduler, subtile)) continue;
+        state = epilogue.load(pipeline, state, problem_shape, typename Calls::Shape{}, coordinates(work, count, subtile), TiledMma{},
+                              lane, storage.tensors.epilogue);
       }
     }
     epilogue.load_tail(pipeline, state);
@@ -267,16 +266,17 @@ class StreamKGemm {
                                      TileScheduler const& scheduler, CollectiveMainloop& mainloop,
                                      MainloopPipeline& mainloop_pipeline, CollectiveEpilogue& epilogue, LoadPipeline& load_pipeline,
                                      StorePipeline& store_pipeline, Turns& turns, int consumer) {
-    typename CollectiveMainloop::PipelineState mainloop_state;
+    auto mainloop_state = mainloop_pipeline.consumer_start();
     typename CollectiveEpilogue::LoadPipelineState load_state;
     auto store_state = cutlass::make_producer_start_state<StorePipeline>();
+    int32_t const count = subtiles(params);
     // The other warpgroup's segment passes this one by, with the stages that it takes.
     auto const skip = [&](Work const& work) {
       if (!work.is_valid()) return work;
       mainloop_state.advance(work.k_tiles());
       if (scheduler.finishes(work)) {
-        load_state.advance(CollectiveEpilogue::get_load_pipe_increment(TileShape{}));
-        store_state.advance(CollectiveEpilogue::get_store_pipe_increment(TileShape{}));
+        load_state.advance(uint32_t(Calls::kLoads * count));
+        store_state.advance(uint32_t(Calls::kStores * count));
       }
       return scheduler.next(work);
     };
@@ -291,36 +291,47 @@ class StreamKGemm {
       auto accumulators = cute::partition_fragment_C(tiled_mma, cute::take<0, 2>(TileShape{}));
       if constexpr (kPingPong) turns.wait();
       mainloop.mma(mainloop_pipeline, mainloop_state, accumulators, work.k_tiles(), thread, storage.tensors.mainloop,
-                   params.mainloop);
-      if constexpr (kPingPong) turns.arrive();
-      mainloop.mma_tail(mainloop_pipeline, mainloop_state, work.k_tiles());
+                   params.mainloop, [&] {
+                     if constexpr (kPingPong) turns.arrive();
+                   });
       mainloop_state.advance(work.k_tiles());
 
       bool exchanged = false;
       if constexpr (kClusterFixup) {
         if (scheduler.cluster_peers() > 1) {
           Peers const peers(storage.pipelines.peers, &storage.tensors.mainloop, scheduler.cluster_peers(), part);
-          peers.exchange(reinterpret_cast<float*>(accumulators.data()), TileScheduler::fixup_barrier(consumer));
+          peers.exchange(reinterpret_cast<float*>(accumulators.data()), count, TileScheduler::fixup_barrier(consumer));
           exchanged = true;
         }
       }
-      if (!exchanged) scheduler.fixup(work, accumulators, kTileWarpGroups, part, consumer);
+      if (!exchanged) scheduler.template fixup<kSubtiles>(work, accumulators, count, kTileWarpGroups, part, consumer);
 
       if constexpr (kPingPong) turns.wait();
       if (scheduler.finishes(work)) {
         bool has_part = false;  // a peer in a cluster may have no part of the tile, and then neither loads nor stores
-        auto const store = [&](auto... subtile) {
+        auto const store = [&](int32_t subtile, auto const& sums, auto const& mma) {
           auto const [load_next, store_next] =
-              epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, TileShape{}, work.coordinates(),
-                             accumulators, tiled_mma, thread, storage.tensors.epilogue, subtile...);
+              epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, typename Calls::Shape{},
+                             coordinates(work, count, subtile), sums, mma, thread, storage.tensors.epilogue);
           load_state = load_next;
           store_state = store_next;
           has_part = true;
         };
-        if constexpr (kSubtiled) {
-          for (Subtiles subtile(scheduler); subtile.is_valid(); subtile.next()) store(subtile.index);
+        if constexpr (Calls::kByColumns) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int subtile = 0; subtile < kSubtiles; ++subtile) {
+            if (subtile >= count || !is_mine(scheduler, subtile)) continue;
+            // The sums of a subtile are those of a tile as narrow, but for where each 64 rows begin.
+            auto const sums = cute::make_tensor(
+                accumulators.data() + subtile * kSubtileSums,
+                cute::make_layout(cute::make_shape(cute::make_shape(cute::_2{}, cute::_2{}, cute::Int<kSubtileSums / 4>{}),
+                                                   cute::Int<kBlocksM>{}, cute::_1{}),
+                                  cute::make_stride(cute::make_stride(cute::_1{}, cute::_2{}, cute::_4{}),
+                                                    cute::Int<kSubtileSums * kSubtiles>{}, cute::_0{})));
+            store(subtile, sums, typename CollectiveMainloop::template TiledMmaOf<Calls::kColumns>{});
+          }
         } else {
-          store();
+          store(0, accumulators, tiled_mma);
         }
         if (kPingPong && has_part) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
         stored = stored || has_part;

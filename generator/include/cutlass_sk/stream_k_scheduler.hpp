@@ -79,9 +79,10 @@ class StreamKTileScheduler {
 
   /// Called by every consumer thread with its accumulators: adds the partial sums of the unit's children, then, unless the unit
   /// finishes the tile, stores the sums for its parent. The `warpgroups` of a tile work apart: each has its part of the slot and
-  /// its own flag. `consumer` numbers the consumer warpgroups of the CTA.
-  template <class Accumulators>
-  CUTLASS_DEVICE void fixup(Work const& work, Accumulators& accumulators, uint32_t warpgroups, uint32_t warpgroup,
+  /// its own flag. `consumer` numbers the consumer warpgroups of the CTA. Of each 64 rows' sums, `subtiles` runs, the first `used`
+  /// ones are looked at.
+  template <int subtiles, class Accumulators>
+  CUTLASS_DEVICE void fixup(Work const& work, Accumulators& accumulators, int32_t used, uint32_t warpgroups, uint32_t warpgroup,
                             uint32_t consumer) const {
     Segment const& segment = work.segment;
     Params const& params = params_;
@@ -109,11 +110,19 @@ class StreamKTileScheduler {
       cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(fixup_barrier(consumer)));
     };
     Element* const sums = accumulators.data();
+    constexpr int kBlocks = int(cute::size<1>(typename Accumulators::layout_type{})), kRun = kVectors / (kBlocks * subtiles);
+    auto const is_used = [&](int i) {
+      if constexpr (subtiles == 1) {
+        return true;
+      } else {
+        return i / kRun % subtiles < used;
+      }
+    };
     auto const add = [&](int32_t unit) {
       Vector const* const partial = slot(unit);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        Packed::add(sums + kWidth * i, __ldcg(partial + i * kThreads));
+        if (is_used(i)) Packed::add(sums + kWidth * i, __ldcg(partial + i * kThreads));
       }
     };
 
@@ -142,7 +151,7 @@ class StreamKTileScheduler {
       Vector* const partial = slot(segment.unit);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        __stcg(partial + i * kThreads, Packed::pack(sums + kWidth * i));
+        if (is_used(i)) __stcg(partial + i * kThreads, Packed::pack(sums + kWidth * i));
       }
       synchronise();
       if (thread == 0) release(flag(segment.unit));  // all that the warpgroup wrote before it synchronised

@@ -57,6 +57,10 @@ class WarpPipeline {
     }
   }
 
+  /// Where producers and consumers start.
+  CUTLASS_DEVICE PipelineState producer_start() const { return {0, 1, 0}; }
+  CUTLASS_DEVICE PipelineState consumer_start() const { return {}; }
+
   CUTLASS_DEVICE void producer_acquire(PipelineState const& state) {
     storage_.empty[state.index()].wait(state.phase());
     storage_.full[state.index()].arrive_and_expect_tx(transaction_bytes_);
