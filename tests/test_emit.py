@@ -15,12 +15,13 @@ import pytest
 
 import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
-from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, fits_twice
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
 from cutlass_sk.generator.emit import emit
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout
 
 CATALOGUE = tuple(kernels())
 FIRST = CATALOGUE[0]
+ONE_WIDTH = replace(FIRST, narrowest=0, widest=0, tile=(64, 128, 64))
 TMA_DOUBLE = tuple(spec for spec in families("float64", "float64", "sm90a") if spec.api == "3x")
 VECTOR_DOUBLE = families("float64", "float64", "sm90a")[-1]
 DIGESTS = """
@@ -235,7 +236,7 @@ def test_fp64_kernels_that_cannot_be_are_refused(changed: dict[str, object]) -> 
 @pytest.mark.parametrize("tile", [(96, 128, 64), (64, 264, 64), (64, 128, 8), (0, 128, 64)])
 def test_16_bit_kernels_that_cannot_be_are_refused(tile: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="needs tile_m in steps of 64"):
-        emit(replace(FIRST, schedule="pingpong", tile=tile))
+        emit(replace(ONE_WIDTH, schedule="pingpong", tile=tile))
 
 
 def test_a_swapped_kernel_is_emitted_for_the_transposed_product() -> None:
@@ -277,6 +278,10 @@ def test_which_kernels_may_split_a_tile_in_a_cluster() -> None:
 
 def test_kernels_that_end_chains_have_registers_for_them() -> None:
     for spec in CATALOGUE:
-        of_float32 = spec.api == "3x" and spec.out_dtype == "float32"
-        assert spec.promotable == (of_float32 and fits_twice(spec.tile[:2], spec.schedule))
-    assert fits_twice((64, 160), "pingpong") and not fits_twice((128, 160), "pingpong") and fits_twice((128, 160), "cooperative")
+        assert spec.promotable == (spec.api == "3x" and spec.out_dtype == "float32")
+        assert any(used.takes_promotion for used in spec.variants) == spec.promotable
+    spec = KernelSpec("sm90a", "3x", "float16", "float32", (128, 160, 64), promotable=True)
+    assert spec.takes_promotion and not replace(spec, promotable=False).takes_promotion
+    pingpong = replace(spec, schedule="pingpong", tile=(64, 160, 64))
+    assert pingpong.takes_promotion
+    assert not replace(pingpong, tile=(64, 168, 64)).takes_promotion and not replace(pingpong, tile=(128, 160, 64)).takes_promotion

@@ -6,7 +6,7 @@
 #pragma once
 #include <stdint.h>
 
-#define CUTLASS_SK_ABI_VERSION 2
+#define CUTLASS_SK_ABI_VERSION 3
 #define CUTLASS_SK_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum CutlassSkStatus : int32_t {
@@ -25,6 +25,7 @@ struct CutlassSkDescription {
   int32_t abi_version;
   int32_t struct_bytes;  ///< set by the caller, checked by the kernel
   int32_t tile_m, tile_n, tile_k;
+  int32_t narrowest;  ///< the least tile_n that a plan may ask for; tile_n is the largest, and what has one width has it twice
   int32_t cluster_m, cluster_n;
   int32_t threads, stages, shared_memory_bytes;
   int32_t alignment_a, alignment_b, alignment_c;  ///< elements
@@ -53,6 +54,7 @@ struct CutlassSkPlan {
   int32_t raster_swizzle;   ///< width, in work tiles, of the strips in which tiles are visited
   int32_t promotion_iters;  ///< iterations added up in the tensor core before float32 additions take over; 0: all
   int32_t in_clusters;      ///< 1: the parts of a split tile are one cluster and add up through its shared memory
+  int32_t tile_n;           ///< columns of a tile in this launch: one of the kernel's widths
 };
 
 struct CutlassSkQuery {
