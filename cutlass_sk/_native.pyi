@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 ABI_VERSION: int
+MOST_KERNELS: int
 PROFILE_BYTES: int
 
 class Calls:

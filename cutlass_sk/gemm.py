@@ -19,7 +19,7 @@ from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
 from .generator.abi import ProblemStruct
 from .generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families, find
-from .generator.spec import Generation, KernelSpec, Layout
+from .generator.spec import WIDTH_STEP, Generation, KernelSpec, Layout, at_all_widths, binaries_of
 from .jit.build import build
 from .kernel import Kernel, load_kernel, plan_struct, problem_struct
 from .operands import Operands
@@ -28,7 +28,7 @@ from .plan import Decomposition, Plan, RasterOrder, ReductionMode
 from .workspace import PER_THREAD_STREAM
 
 PLAN_CACHE_SIZE = 4096
-UNFORCED = (None,) * 8
+UNFORCED = (None,) * 9
 
 
 class Gemm:
@@ -43,10 +43,13 @@ class Gemm:
     device       what ``plan`` plans for: a CUDA device, or a preset that needs no GPU (``h200``, ``h100``, ``a100``, ``toy:P``);
                  default the current GPU, without one ``h200``. ``run`` plans for the GPU that holds its operands.
     generation   ``sm90a`` or ``sm80``; default the newest that the GPU runs
-    tile         (tile_m, tile_n, tile_k): use only kernels with this tile
+    tile         (tile_m, tile_n, tile_k): use only this tile, and kernels that take it
     cluster      (cluster_m, cluster_n): use only kernels with this cluster
     kernels      use only so many kernels, the first ones: they stand in the order in which they are worth most, and 1 is the
                  Stream-K paper's single kernel. Or which ones: specs or names. Default: all of the set (``generator.catalog``).
+
+    A kernel is used at whichever of its tile widths suits a problem; ``tile``, ``tile_n`` of ``plan`` and ``kernels`` with the spec
+    or name of another width than the widest (``spec.at(96)``) settle on one.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Gemm:
         self._sets: dict[tuple[Device, tuple[Layout, Layout]], planner.KernelSet] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
         for name in (generation,) if generation else GENERATIONS:
-            if self._kernels(name):
+            if self._variants(name):
                 return
         raise DtypeError(f"no kernel is {self!r}; {_what_exists(self._dtype, self._out_dtype, generation)}")
 
@@ -115,8 +118,8 @@ class Gemm:
 
     @property
     def kernels(self) -> tuple[KernelSpec, ...]:
-        """The kernels that plans are made of, for row-major operands."""
-        return self._kernels_on(resolve(self._device))
+        """The kernels that plans are made of, for row-major operands: each binary once, whatever its widths."""
+        return binaries_of(self._variants_on(resolve(self._device)))
 
     def plan(
         self,
@@ -133,6 +136,7 @@ class Gemm:
         raster_order: RasterOrder | None = None,
         raster_swizzle: int | None = None,
         promotion: int | None = None,
+        tile_n: int | None = None,
     ) -> Plan:
         """The plan for c[m, n] = a[m, k] @ b[k, n]: the one with the least predicted time, within what is forced. Needs no GPU.
 
@@ -145,11 +149,12 @@ class Gemm:
         raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
         raster_swizzle   width, in work tiles, of the strips in which tiles are visited
         promotion        limit on chains of tensor-core sums, in elements of k; 0: none. float32 outputs only
+        tile_n           columns of a tile: one of the kernels' widths
 
         Options says more of each (``cutlass_sk.options``). Raises PlanError naming the option that is out of range.
         """
         device = self._planned_for()
-        forced = decomposition, splits, sms, sk_tiles, sk_units, raster_order, raster_swizzle, promotion
+        forced = decomposition, splits, sms, sk_tiles, sk_units, raster_order, raster_swizzle, promotion, tile_n
         if forced == UNFORCED and reduction_mode == "deterministic":
             lately, plans = self._lately
             try:
@@ -158,8 +163,8 @@ class Gemm:
             except TypeError:  # a size that cannot even be looked up: refused below
                 pass
             return self._plan(planner.whole("m", m), planner.whole("n", n), planner.whole("k", k), device)
-        options = Options(decomposition, splits, sms, sk_tiles, sk_units, reduction_mode, raster_order, raster_swizzle, promotion)
-        return planner.make_plan(m, n, k, self._kernels_on(device), device, options)
+        first, rest = forced[:5], forced[5:]
+        return planner.make_plan(m, n, k, self._variants_on(device), device, Options(*first, reduction_mode, *rest))
 
     def explain(self, m: int, n: int, k: int, *, layout_a: Layout = "t", layout_b: Layout = "t") -> _explain.Explanation:
         """Every candidate that ``plan(m, n, k)`` chooses from, what the model expects of each, and why one won. Needs no GPU.
@@ -170,13 +175,13 @@ class Gemm:
             if layout not in ("t", "n"):
                 raise PlanError(f"{name}={layout!r} is not known; use 't' (row-major) or 'n' (column-major)")
         device = resolve(self._device)
-        kernels = [spec.with_layouts(layout_a, layout_b) for spec in self._kernels_on(device)]
+        kernels = [spec.with_layouts(layout_a, layout_b) for spec in self._variants_on(device)]
         return _explain.explain(m, n, k, kernels, device)
 
     def compile(self, *, progress: bool | None = None) -> None:
         """Builds every kernel of this Gemm ahead, in all four operand layouts, into the cache. Needs nvcc, no GPU."""
         device = resolve(self._device)
-        specs = [spec.with_layouts(*layouts) for spec in self._kernels_on(device) for layouts in LAYOUTS]
+        specs = [spec.with_layouts(*layouts) for spec in binaries_of(self._variants_on(device)) for layouts in LAYOUTS]
         for architecture in sorted({device.architecture(spec) for spec in specs}):
             build([spec for spec in specs if device.architecture(spec) == architecture], architecture, progress=progress)
 
@@ -269,22 +274,24 @@ class Gemm:
         reference.execute(chosen, a, b, c, alpha, beta)
         return c
 
-    def _kernels(self, generation: Generation) -> tuple[KernelSpec, ...]:
-        kernels = tuple(
+    def _variants(self, generation: Generation) -> tuple[KernelSpec, ...]:
+        """The kernels at their widths, those of the first kernel first."""
+        fitting = [
             spec
-            for spec in self._chosen or families(self._dtype, self._out_dtype, generation)
+            for spec in at_all_widths(self._chosen or families(self._dtype, self._out_dtype, generation))
             if spec.generation == generation and self._tile in (None, spec.tile) and self._cluster in (None, spec.cluster)
-        )
-        return kernels[: self._count]
+        ]
+        counted = set(binaries_of(fitting)[: self._count])
+        return tuple(spec for spec in fitting if spec.binary in counted)
 
-    def _kernels_on(self, device: Device) -> tuple[KernelSpec, ...]:
+    def _variants_on(self, device: Device) -> tuple[KernelSpec, ...]:
         generation = self._generation or device.generation
-        kernels = self._kernels(generation)
-        if not kernels:
-            others = [name for name in GENERATIONS if name != generation and self._kernels(name)]
+        variants = self._variants(generation)
+        if not variants:
+            others = [name for name in GENERATIONS if name != generation and self._variants(name)]
             raise DtypeError(f"{self!r} has no {generation} kernel, the default on {device.name}; generation={others[0]!r} has one")
-        device.architecture(kernels[0])  # raises where this GPU cannot run them
-        return kernels
+        device.architecture(variants[0])  # raises where this GPU cannot run them
+        return variants
 
     def _planned_for(self) -> Device:
         """The device to plan for. The current one may change from call to call."""
@@ -301,7 +308,7 @@ class Gemm:
         if (plan := plans.get((m, n, k))) is not None:
             return plan
         if (kernels := self._sets.get((device, layouts))) is None:
-            specs = tuple(spec.with_layouts(*layouts) for spec in self._kernels_on(device))
+            specs = tuple(spec.with_layouts(*layouts) for spec in self._variants_on(device))
             kernels = self._sets[(device, layouts)] = planner.kernel_set(specs, device)
         plan = planner.plan_with(m, n, k, kernels)
         if len(plans) >= PLAN_CACHE_SIZE:
@@ -387,6 +394,7 @@ def _what_exists(dtype: str, out_dtype: str, generation: Generation | None) -> s
     generations = (generation,) if generation else GENERATIONS
     tiles = [
         f"{name} {'x'.join(map(str, s.tile))} {s.cluster[0]}x{s.cluster[1]}"
+        + (f" (and narrower, to {s.narrowest}, in steps of {WIDTH_STEP})" if s.widest else "")
         for name in generations
         for s in families(dtype, out_dtype, name)
     ]

@@ -17,10 +17,12 @@ from .plan import Plan
 
 @dataclass(frozen=True)
 class KernelDescription:
-    """What a compiled kernel says it is. Alignments are in elements, ``partial_bytes`` is one CTA's partial sums."""
+    """What a compiled kernel says it is. Plans may ask for any tile_n from ``narrowest`` to that of ``tile``. Alignments are in
+    elements, ``partial_bytes`` is one CTA's partial sums."""
 
     name: str
     tile: tuple[int, int, int]
+    narrowest: int
     cluster: tuple[int, int]
     threads: int
     stages: int
@@ -122,6 +124,7 @@ class Kernel:
         return KernelDescription(
             name=_text(struct.name),
             tile=(struct.tile_m, struct.tile_n, struct.tile_k),
+            narrowest=struct.narrowest,
             cluster=(struct.cluster_m, struct.cluster_n),
             threads=struct.threads,
             stages=struct.stages,
@@ -155,6 +158,7 @@ def plan_struct(plan: Plan) -> abi.PlanStruct:
         raster_swizzle=plan.raster_swizzle,
         in_clusters=plan.fixup == "cluster",
         promotion_iters=plan.promotion // plan.kernel.tile[2],
+        tile_n=plan.kernel.tile[1],
     )
 
 
@@ -179,11 +183,12 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
-    """The kernel of ``spec`` for ``sm_<architecture>``: loaded once per process, from the cache, or built.
+    """The binary of ``spec`` for ``sm_<architecture>``: loaded once per process, from the cache, or built.
 
     Threads that ask for one kernel wait for each other; different kernels build side by side. Raises DeviceError, ToolchainError
     and CompileError as ``build`` does, and KernelError.
     """
+    spec = spec.binary
     key = (spec, architecture)
     if (kernel := _kernels.get(key)) is not None:
         return kernel

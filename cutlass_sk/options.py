@@ -26,6 +26,7 @@ class Options:
                      ``nondeterministic`` lets a kernel add them as they arrive; 2.x kernels keep the fixed order.
     raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
     raster_swizzle   width of the strips in which tiles are visited, in work tiles
+    tile_n           columns of a tile, in the kernel's frame (a swapped kernel computes c^T): only kernels that take such tiles
     promotion        elements of k, a multiple of tile_k, that are added up in the tensor core before float32 additions take over;
                      0: no limit. For kernels with float32 outputs: more accurate, and slower
     """
@@ -39,6 +40,7 @@ class Options:
     raster_order: RasterOrder | None = None
     raster_swizzle: int | None = None
     promotion: int | None = None
+    tile_n: int | None = None
 
     def checked(self, device: Device) -> Options:
         """These options, whole numbers of any type as ints. Raises PlanError for a value that no plan can have."""
@@ -50,9 +52,9 @@ class Options:
             if not isinstance(getattr(self, name), str | None) or getattr(self, name) not in allowed:
                 choices = ", ".join(repr(value) for value in allowed if value is not None)
                 raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
-        limits = {"splits": INT_MAX, "sms": device.sms, "sk_tiles": INT_MAX, "sk_units": INT_MAX, "raster_swizzle": INT_MAX}
+        names = ("splits", "sms", "sk_tiles", "sk_units", "raster_swizzle", "promotion", "tile_n")
         numbers: dict[str, Any] = {}
-        for name, limit in {**limits, "promotion": INT_MAX}.items():
+        for name, limit in {**dict.fromkeys(names, INT_MAX), "sms": device.sms}.items():
             value, least = getattr(self, name), 0 if name == "promotion" else 1
             numbers[name] = number = whole_number(value)
             if value is not None and (number is None or not least <= number <= limit):

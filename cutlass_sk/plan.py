@@ -42,6 +42,7 @@ class Plan:
     partials_bytes, barrier_bytes   device memory for partial sums and flags; their sum is ``workspace_bytes``
     reduction_ctas        CTAs of a separate reduction (2.x kernels with many peers; else 0)
     promotion             elements of k that are added up in the tensor core before float32 additions take over; 0: all of a share
+    kernel                the binary, at the tile width of this plan
     predicted_time_us     what the model expects, in microseconds
     """
 
@@ -117,7 +118,7 @@ class Plan:
             "raster_order": self.raster_order in RASTER_ORDERS,
             "raster_swizzle": self.raster_swizzle >= 1,
             "reduction_mode": self.reduction_mode in REDUCTION_MODES,
-            "promotion": self.promotion % spec.tile[2] == 0 and (spec.promotable or self.promotion == 0),
+            "promotion": self.promotion % spec.tile[2] == 0 and (spec.takes_promotion or self.promotion == 0),
             "reduction_ctas": self.reduction_ctas in (0, self.sk_tiles * spec.accumulator_fragments)
             and (self.reduction_ctas == 0 or self.sk_units > 2 * self.sk_tiles),
             "grid": self.grid % cluster == 0 and self.grid >= max(self.sk_units, 1) * cluster

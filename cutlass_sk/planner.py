@@ -24,14 +24,14 @@ try:
 
     # Built from other sources, it would read something else into a profile's numbers.
     _decide = _native.decide if _native.PROFILE_BYTES == PROFILE_BYTES else None
+    MOST_KERNELS = _native.MOST_KERNELS
+    """As many, counting each width, as a native decision takes."""
 except (ImportError, AttributeError):
-    _decide = None
+    _decide, MOST_KERNELS = None, 0
 
 NOTHING = Options()
 """Nothing forced."""
 
-MOST_KERNELS = 64
-"""As many as a native decision takes."""
 LARGE = 1 << 19
 """Sizes up to which decisions are made natively: no count of theirs is beyond 64 bits, nor refused."""
 MAX_PEERS = 1 << 20
@@ -98,7 +98,7 @@ class Scored(NamedTuple):
 
 
 class KernelSet:
-    """Kernels on one GPU, with what planning needs of them worked out once.
+    """Kernels, each at one width, on one GPU, with what planning needs of them worked out once.
 
     Where rows of a or b cannot start on 16 bytes, kernels that load by TMA leave the problem to those that do not, if there are
     any; float32 outputs are then summed in short chains (``promotion``).
@@ -114,7 +114,7 @@ class KernelSet:
         least = min(spec.alignment for spec in fitting)
         other = [kernel for kernel in self._all if kernel.spec.alignment == least]
         if least > 1:
-            other = [kernel for kernel in other if kernel.spec.promotable] or other
+            other = [kernel for kernel in other if kernel.spec.takes_promotion] or other
         self._other = tuple(other)
         self._packed = b"".join(kernel.packed() for kernel in self._all)
 
@@ -346,6 +346,8 @@ def busiest_iters(work: Work, choice: Choice) -> int:
 
 def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options) -> Iterator[Scored]:
     """Every candidate of every eligible kernel, with its time, in the order of the kernels. PlanError as ``make_plan``."""
+    if options.tile_n is not None:
+        kernels = _as_wide_as(options.tile_n, kernels)
     if options.raster_order or options.raster_swizzle:  # 2.x kernels have one raster: they are asked where there are no others
         kernels = [spec for spec in kernels if spec.persistent] or kernels
     chosen = kernel_set(tuple(kernels), device, options.sms)
@@ -353,6 +355,14 @@ def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
     for work in _cuts(m, n, k, profiles, chosen.layouts, device, chosen.sms, options):
         for choice in forced_choices(work, options):
             yield Scored(score(work, choice), work, choice)
+
+
+def _as_wide_as(tile_n: int, kernels: Sequence[KernelSpec]) -> list[KernelSpec]:
+    found = [spec for spec in kernels if spec.tile[1] == tile_n]
+    if not found:
+        widths = ", ".join(map(str, sorted({spec.tile[1] for spec in kernels})))
+        raise PlanError(f"tile_n={tile_n} is no width of these kernels' tiles; use one of {widths}")
+    return found
 
 
 def decide(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
@@ -388,6 +398,8 @@ def plan_with(m: int, n: int, k: int, kernels: KernelSet) -> Plan:
 
 def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device, options: Options | None = None) -> Plan:
     """The plan with the least predicted time for c[m, n] = a[m, k] @ b[k, n] over ``kernels``, within ``options``.
+
+    kernels   each at the width that its spec has (``generator.spec.at_all_widths`` gives those of binaries)
 
     Raises PlanError where an option is out of range or nothing fits it.
     """
@@ -462,11 +474,11 @@ def promotion(m: int, n: int, k: int, kernel: Profile, options: Options) -> int:
     """
     spec, tile_k = kernel.spec, kernel.tile_k
     if options.promotion is not None:
-        if options.promotion % tile_k or (options.promotion and not spec.promotable):
-            kernels = "kernels with float32 outputs and small tiles" if not spec.promotable else f"multiples of {tile_k}"
+        if options.promotion % tile_k or (options.promotion and not spec.takes_promotion):
+            kernels = f"multiples of {tile_k}" if spec.takes_promotion else "kernels with float32 outputs and small tiles"
             raise PlanError(f"promotion={options.promotion} does not fit {spec.name}; it is for {kernels}")
         return options.promotion
-    if not spec.promotable or not ragged(n, k):
+    if not spec.takes_promotion or not ragged(n, k):
         return 0
     work_tiles = -(-m // kernel.span_m) * -(-n // kernel.span_n)
     return tile_k * (1 if work_tiles <= kernel.slots else 2)

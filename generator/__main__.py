@@ -29,10 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(error.args[0], file=sys.stderr)
         return 2
     if options.command == "emit":
-        print(emit(spec), end="")
+        print(emit(spec.binary), end="")
         return 0
     shown = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    shown |= {"accumulator": spec.accumulator, "alignment": spec.alignment, "alignment_c": spec.alignment_c}
+    shown |= {"widths": " ".join(map(str, spec.widths)), "accumulator": spec.accumulator}
+    shown |= {"alignment": spec.alignment, "alignment_c": spec.alignment_c}
     shown |= {"partial_bytes": spec.partial_bytes, "architectures": ", ".join(f"sm_{a}" for a in ARCHITECTURES[spec.generation])}
     print(spec.name)
     for key, value in shown.items():

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char, c_double, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 DESCRIBE, QUERY, PREPARE, ENQUEUE = "cutlass_sk_describe", "cutlass_sk_query", "cutlass_sk_prepare", "cutlass_sk_enqueue"
 
@@ -34,6 +34,7 @@ class DescriptionStruct(ctypes.Structure):
         ("tile_m", c_int32),
         ("tile_n", c_int32),
         ("tile_k", c_int32),
+        ("narrowest", c_int32),
         ("cluster_m", c_int32),
         ("cluster_n", c_int32),
         ("threads", c_int32),
@@ -76,6 +77,7 @@ class PlanStruct(ctypes.Structure):
         ("raster_swizzle", c_int32),
         ("promotion_iters", c_int32),
         ("in_clusters", c_int32),
+        ("tile_n", c_int32),
     )
 
 

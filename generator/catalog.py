@@ -18,18 +18,18 @@ DTYPES: tuple[tuple[str, str], ...] = (
 )
 """(element type of a and b, element type of c) of every kernel."""
 
-SM90_KERNELS: tuple[tuple[tuple[int, int], tuple[int, int], Schedule, bool], ...] = (
-    ((64, 128), (2, 1), "pingpong", True),
-    ((256, 128), (1, 2), "cooperative", True),
-    ((64, 64), (1, 1), "pingpong", False),
-    ((64, 160), (4, 1), "pingpong", False),
-    ((128, 192), (2, 1), "cooperative", True),
-    ((128, 160), (2, 1), "pingpong", False),
-    ((64, 96), (4, 1), "pingpong", False),
-    ((64, 160), (4, 1), "pingpong", True),
+SM90_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, bool], ...] = (
+    ((64, 32, 256), (2, 1), "pingpong", False),
+    ((128, 64, 256), (2, 1), "cooperative", False),
+    ((64, 32, 256), (4, 1), "pingpong", False),
+    ((64, 32, 256), (1, 1), "pingpong", False),
+    ((128, 32, 192), (2, 1), "pingpong", True),
+    ((64, 32, 256), (4, 1), "pingpong", True),
+    ((128, 64, 256), (2, 1), "cooperative", True),
+    ((256, 64, 128), (1, 2), "cooperative", True),
 )
-"""(tile_m, tile_n), cluster, schedule and whether swapped, of the 16-bit kernels on Hopper, tile_k 64: the first is the best single
-kernel, and each further one adds most to those before it (results/h200/kernel_set.json)."""
+"""(tile_m, narrowest, widest), cluster, schedule and whether swapped, of the 16-bit kernels on Hopper, tile_k 64: each takes every
+tile_n from narrowest to widest in steps of 32. The first is the single kernel."""
 
 FP64_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int], ...] = (
     ((64, 64, 16), (1, 1), "pingpong", 12),
@@ -42,13 +42,8 @@ FP64_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int],
 """Tile, cluster, schedule and stages of the fp64 kernels on Hopper that load by TMA."""
 
 
-def fits_twice(tile: tuple[int, int], schedule: Schedule) -> bool:
-    """Whether consumer warpgroups have registers for the tile's sums and, beside them, for those still in the tensor core."""
-    return tile[0] * tile[1] <= (2 if schedule == "cooperative" else 1) * 80 * 128
-
-
 def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[KernelSpec, ...]:
-    """The kernels of one dtype and generation, given for row-major operands; the first is the default. Empty if there is none."""
+    """The binaries of one dtype and generation, given for row-major operands; the first is the default. Empty if there is none."""
     if (dtype, out_dtype) not in DTYPES:
         return ()
     if dtype == "float64":
@@ -60,13 +55,15 @@ def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[Kernel
                 "3x",
                 dtype,
                 out_dtype,
-                (*tile, 64),
+                (tile_m, widest, 64),
                 cluster,
                 schedule=schedule,
                 swapped=swapped,
-                promotable=out_dtype == "float32" and fits_twice(tile, schedule),
+                promotable=out_dtype == "float32",
+                narrowest=narrowest,
+                widest=widest,
             )
-            for tile, cluster, schedule, swapped in SM90_KERNELS
+            for (tile_m, narrowest, widest), cluster, schedule, swapped in SM90_KERNELS
         )
     # The kernel of the Stream-K paper: 128x128x32, four warps of 64x64.
     return (KernelSpec("sm80", "2x", dtype, out_dtype, (128, 128, 32), instruction=(16, 8, 16), warps=(2, 2), stages=4),)
@@ -95,7 +92,7 @@ def _fp64(generation: Generation) -> tuple[KernelSpec, ...]:
 
 
 def kernels() -> Iterator[KernelSpec]:
-    """Every kernel, in every layout, in a fixed order."""
+    """Every binary, in every layout, in a fixed order."""
     for generation, (dtype, out_dtype) in product(GENERATIONS, DTYPES):
         for family in families(dtype, out_dtype, generation):
             for layout_a, layout_b in LAYOUTS:
@@ -103,10 +100,10 @@ def kernels() -> Iterator[KernelSpec]:
 
 
 def find(name: str) -> KernelSpec:
-    """The kernel called ``name``; KeyError, with the nearest names, if there is none."""
+    """The kernel called ``name``, a binary or one of its widths; KeyError, with the nearest names, if there is none."""
     from difflib import get_close_matches
 
-    by_name = {spec.name: spec for spec in kernels()}
+    by_name = {spec.name: spec for binary in kernels() for spec in binary.variants}
     if name not in by_name:
         near = get_close_matches(name, by_name, n=3)
         raise KeyError(f"no kernel is called {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))

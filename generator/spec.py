@@ -1,7 +1,8 @@
-"""What a kernel *is*: one frozen, printable specification per binary."""
+"""What a kernel *is*: one frozen, printable specification for each binary and for each tile width that it is used at."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal
@@ -16,16 +17,27 @@ SHORT_NAME = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64":
 ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "86", "89", "90")}
 """The compile targets (``sm_<target>``) that a kernel of each generation may be built for."""
 
+WIDTH_STEP, WIDEST = 32, 256
+"""Steps and limit of the tile widths that one binary takes: wgmma's n is at most 256."""
+MOST_SUMS = 208
+"""Sums a thread has registers for, of the 240 that a consumer warpgroup's threads get."""
+SUMS_TWICE = 80 * 128
+"""Elements of a tile whose sums a consumer warpgroup holds twice: those of the tile, and those still in the tensor core."""
+
 
 @dataclass(frozen=True)
 class KernelSpec:
     """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n].
 
+    One binary may take several widths of tiles (``widths``), one in each launch. Its spec is the one with the widest tile; those
+    of its other widths (``variants``) stand for the same binary, used at that width.
+
     generation   ``sm90a``: Hopper (``3x``: TMA and wgmma, with fp64 mma.sync). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
     api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on. fp64 has both on Hopper: ``3x`` needs aligned a and b.
     dtype        element type of a and b: ``float16``, ``bfloat16`` or ``float64``.
     out_dtype    element type of c. Sums are float32 (float64 for float64).
-    tile         (tile_m, tile_n, tile_k) in elements
+    tile         (tile_m, tile_n, tile_k) in elements: the tile that is used
+    narrowest, widest   the least and the largest tile_n that the binary takes, in steps of 32; 0: it has one (16-bit 3.x only)
     cluster      (cluster_m, cluster_n) in CTAs; (1, 1) for 2.x.
     instruction  (m, n, k) of the tensor-core instruction; for wgmma n follows tile_n.
     schedule     how consumer warpgroups share work (3.x): ``cooperative``: two share a tile; ``single``: there is one;
@@ -54,11 +66,31 @@ class KernelSpec:
     schedule: Schedule = "cooperative"
     ctas_per_sm: int = 1
     swapped: bool = False
+    narrowest: int = 0
+    widest: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for widths that no kernel can have."""
+        if not self.narrowest and not self.widest:
+            return
+        if self.api != "3x" or self.dtype == "float64":
+            raise ValueError(f"narrowest={self.narrowest}, widest={self.widest}: only 16-bit 3.x kernels take several tile widths")
+        steps = self.narrowest, self.tile[1], self.widest
+        if any(width % WIDTH_STEP for width in steps) or not 0 < self.narrowest <= self.tile[1] <= self.widest <= WIDEST:
+            raise ValueError(
+                f"tile_n={self.tile[1]} must lie from narrowest={self.narrowest} to widest={self.widest}, "
+                f"all multiples of {WIDTH_STEP} up to {WIDEST}"
+            )
+        if (sums := self.tile[0] * self.widest // (128 * self.tile_warpgroups)) > MOST_SUMS:
+            raise ValueError(
+                f"a {self.schedule} tile of {self.tile[0]} x {self.widest} has {sums} sums a thread, and there are registers for "
+                f"{MOST_SUMS}; use a smaller tile_m or widest"
+            )
 
     @property
     def name(self) -> str:
-        """Unique, readable name: generation, dtypes, tile, cluster or warps, schedule, instruction, stages, layouts."""
-        tile = "x".join(map(str, self.tile))
+        """Unique, readable name: generation, dtypes, tile, widths, cluster or warps, schedule, instruction, stages, layouts."""
+        tile = "x".join(map(str, self.tile)) + (f"_n{self.narrowest}to{self.widest}" if self.widest else "")
         if self.api == "3x":
             shape = f"{tile}_{self.cluster[0]}x{self.cluster[1]}"
             shape += f"_{self.schedule}" if self.schedule != "cooperative" else ""
@@ -79,6 +111,32 @@ class KernelSpec:
     def family(self) -> str:
         """The name without the layouts of a and b, which do not matter to a plan."""
         return self.name.rpartition("_")[0]
+
+    @property
+    def binary(self) -> KernelSpec:
+        """The spec that is compiled: the one with the widest tile."""
+        return self.at(self.widest) if self.widest else self
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Every tile_n that the binary takes, the narrowest first."""
+        return tuple(range(self.narrowest, self.widest + 1, WIDTH_STEP)) if self.widest else (self.tile[1],)
+
+    @property
+    def variants(self) -> tuple[KernelSpec, ...]:
+        """The binary at each of its widths."""
+        return tuple(self.at(width) for width in self.widths)
+
+    def at(self, width: int) -> KernelSpec:
+        """The same binary, used with tiles ``width`` columns wide. ValueError if it does not take them."""
+        if width not in self.widths:
+            raise ValueError(f"tile_n={width} is no width of {self.name}; it takes {', '.join(map(str, self.widths))}")
+        return self if width == self.tile[1] else replace(self, tile=(self.tile[0], width, self.tile[2]))
+
+    @property
+    def takes_promotion(self) -> bool:
+        """Whether plans may limit chains of tensor-core sums at this width: there are registers for both kinds of sums then."""
+        return self.promotable and self.tile[0] * self.tile[1] <= self.tile_warpgroups * SUMS_TWICE
 
     @property
     def accumulator(self) -> str:
@@ -107,8 +165,8 @@ class KernelSpec:
     @property
     def cluster_fixup(self) -> bool:
         """Whether a tile may be split among the CTAs of a cluster, which add up through its shared memory (3.x, no cluster of its
-        own)."""
-        tile_m, tile_n, tile_k = self.tile
+        own). A binary may do so at all of its widths or at none."""
+        tile_m, tile_n, tile_k = self.binary.tile
         by_columns = self.api == "3x" and self.accumulator == "float32" and tile_m == 64 * self.tile_warpgroups
         if not by_columns or self.cluster != (1, 1):
             return False
@@ -120,8 +178,8 @@ class KernelSpec:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of one CTA's partial sums: one output tile of accumulators."""
-        return self.tile[0] * self.tile[1] * ELEMENT_BYTES[self.accumulator]
+        """Bytes of one CTA's partial sums: one output tile of accumulators, the widest that the binary takes."""
+        return self.tile[0] * (self.widest or self.tile[1]) * ELEMENT_BYTES[self.accumulator]
 
     @property
     def persistent(self) -> bool:
@@ -136,3 +194,13 @@ class KernelSpec:
     def with_layouts(self, layout_a: Layout, layout_b: Layout) -> KernelSpec:
         """The same kernel for other operand layouts."""
         return replace(self, layout_a=layout_a, layout_b=layout_b)
+
+
+def at_all_widths(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
+    """What plans are made of: each binary at all of its widths. A spec of another width than the widest stays what it is."""
+    return tuple(dict.fromkeys(used for spec in kernels for used in (spec.variants if spec == spec.binary else (spec,))))
+
+
+def binaries_of(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
+    """What is compiled for ``kernels``: each binary once, in their order."""
+    return tuple(dict.fromkeys(spec.binary for spec in kernels))

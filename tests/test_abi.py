@@ -81,7 +81,7 @@ static int32_t answer(int32_t status, CutlassSkResult* result) {
 CUTLASS_SK_EXPORT int32_t cutlass_sk_describe(CutlassSkDescription* d) {
   d->abi_version = VERSION;
   if (d->struct_bytes != sizeof *d || VERSION != CUTLASS_SK_ABI_VERSION) return CUTLASS_SK_BAD_ABI;
-  d->tile_m = 1; d->tile_n = 2; d->tile_k = 3; d->cluster_m = 4; d->cluster_n = 5; d->threads = 6; d->stages = 7;
+  d->tile_m = 1; d->tile_n = 2; d->tile_k = 3; d->narrowest = 13; d->cluster_m = 4; d->cluster_n = 5; d->threads = 6; d->stages = 7;
   d->shared_memory_bytes = 8; d->alignment_a = 9; d->alignment_b = 10; d->alignment_c = 11; d->accumulator_fragments = 12;
   d->partial_bytes = int64_t(1) << 40; d->prepared_bytes = sizeof(int64_t); d->prepared_alignment = 64;
   std::snprintf(d->name, sizeof d->name, "fake");
@@ -162,7 +162,7 @@ def test_names_statuses_and_version_match() -> None:
 
 def test_description(kernel: Kernel) -> None:
     description = kernel.description
-    assert (description.name, description.tile, description.cluster) == ("fake", (1, 2, 3), (4, 5))
+    assert (description.name, description.tile, description.narrowest, description.cluster) == ("fake", (1, 2, 3), 13, (4, 5))
     assert (description.threads, description.stages, description.shared_memory_bytes) == (6, 7, 8)
     assert (description.alignment_a, description.alignment_b, description.alignment_c) == (9, 10, 11)
     assert (description.accumulator_fragments, description.partial_bytes) == (12, 1 << 40)
@@ -184,10 +184,13 @@ def test_plan_struct_carries_every_field() -> None:
         "raster_along_n": 0,
         "promotion_iters": 2,
         "in_clusters": 1,
+        "tile_n": PLAN.kernel.tile[1],
     }
     assert values == same_name | own
     other = plan_struct(replace(PLAN, reduction_mode="nondeterministic", raster_order="along_n", fixup="tree"))
     assert (other.nondeterministic, other.raster_along_n, other.in_clusters) == (1, 1, 0)
+    wide = replace(SPEC, tile=(64, 256, 64), schedule="pingpong", narrowest=32, widest=256)
+    assert [plan_struct(replace(PLAN, kernel=spec)).tile_n for spec in wide.variants] == list(wide.widths)
 
 
 def test_refused_query_is_named(kernel: Kernel) -> None:
@@ -215,7 +218,7 @@ def test_a_launch_is_prepared_and_enqueued(kernel: Kernel) -> None:
 
 
 def test_wrong_library(library: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match=r"version 99 of the kernel ABI and answers CUTLASS_SK_BAD_ABI.*speaks version 2"):
+    with pytest.raises(KernelError, match=r"version 99 of the kernel ABI and answers CUTLASS_SK_BAD_ABI.*speaks version 3"):
         Kernel(library("-DVERSION=99"))
     with pytest.raises(KernelError, match="cutlass_sk_enqueue"):
         Kernel(library("-DNO_ENQUEUE"))
@@ -270,6 +273,19 @@ def test_threads_share_one_kernel_and_different_kernels_build_side_by_side(
     assert len(loaded) == 8 and len(built) == 2
     for spec in specs:
         assert {kernel for of, kernel in loaded if of == spec} == {load_kernel(spec, "90a")}
+
+
+def test_a_binary_is_loaded_once_for_all_of_its_widths(library: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[KernelSpec] = []
+
+    def build_one(spec: KernelSpec, architecture: str) -> FakeEntry:
+        built.append(spec)
+        return FakeEntry(library())
+
+    monkeypatch.setattr(kernel_module, "build_one", build_one)
+    monkeypatch.setattr(kernel_module, "_kernels", {})
+    wide = replace(SPEC, tile=(64, 256, 64), schedule="pingpong", narrowest=32, widest=256)
+    assert len({load_kernel(spec, "90a") for spec in wide.variants}) == 1 and built == [wide]
 
 
 def test_failed_build_is_tried_again(library: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

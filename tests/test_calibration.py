@@ -25,14 +25,15 @@ from cutlass_sk.ensemble import corpus
 from cutlass_sk.errors import CalibrationError
 from cutlass_sk.generator import abi
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
-from cutlass_sk.generator.spec import KernelSpec
+from cutlass_sk.generator.spec import KernelSpec, at_all_widths
 from cutlass_sk.model import Constants, Limits, Profile
 from cutlass_sk.options import Options
 from cutlass_sk.timing import Pool
 
 H200 = PRESETS["h200"]
 FAMILY = families("float16", "float16", "sm90a")
-TWICE = dataclasses.replace(FAMILY[0], tile=(64, 32, 64), cluster=(1, 1), schedule="single", stages=8, ctas_per_sm=2)
+ONE_WIDTH = KernelSpec("sm90a", "3x", "float16", "float16", (64, 32, 64), schedule="single")
+TWICE = dataclasses.replace(ONE_WIDTH, stages=8, ctas_per_sm=2)
 LIMITS = Limits(12000.0, 4000.0, 1100.0, alone=0.6, crowded=0.45, rows16=0.6, rows32=0.2, rows64=0.1)
 
 
@@ -215,7 +216,7 @@ def test_wrong_records_are_refused_with_the_line(line: str, message: str, tmp_pa
 
 def test_the_calibration_that_is_named_is_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = calibration.shipped("h200")
-    constants = {spec.family: calibration.constants(spec, H200) for spec in FAMILY}
+    constants = {spec.family: calibration.constants(spec, H200) for spec in at_all_widths(FAMILY)}
     slow = {name: dataclasses.replace(one, a=one.a + 1000) for name, one in constants.items()}
     path = tmp_path / "mine.json"
     path.write_text(dataclasses.replace(shipped, constants=slow).to_json())
@@ -229,10 +230,10 @@ def test_the_calibration_that_is_named_is_planned_with(tmp_path: Path, monkeypat
 def test_an_unknown_gpu_gets_scaled_constants_and_says_so() -> None:
     half = scaled("NVIDIA Invented", 66, (9, 0), CLOCK_MHZ["h100"] / 2, 1000.0)
     assert half.fp16_tflops == pytest.approx(PRESETS["h100"].fp16_tflops / 4) and half.bandwidth_gbs == 1000.0
-    spec, reference = FAMILY[0], calibration.shipped("h200")
+    spec, reference = families("float64", "float64", "sm90a")[0], calibration.shipped("h200")
     measured, got = reference.constants[spec.family], calibration.constants(spec, half)
     assert (got.a, got.c) == (measured.a, pytest.approx(2 * measured.c))
-    limits, full = calibration.limits(spec, half), reference.limits["sm90a_float16"]
+    limits, full = calibration.limits(spec, half), reference.limits["sm90a_float64"]
     assert limits.tflops == pytest.approx(full.tflops / 4) and limits.l2_gbs == pytest.approx(full.l2_gbs / 4)
     assert limits.dram_gbs == pytest.approx(full.dram_gbs * 1000 / reference.device.bandwidth_gbs)
     assert calibration.described(half).startswith("scaled from NVIDIA H200")

@@ -15,12 +15,13 @@ import pytest
 
 import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
-from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, fits_twice
+from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
 from cutlass_sk.generator.emit import emit
-from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout
+from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout, at_all_widths, binaries_of
 
 CATALOGUE = tuple(kernels())
 FIRST = CATALOGUE[0]
+ONE_WIDTH = replace(FIRST, narrowest=0, widest=0, tile=(64, 128, 64))
 TMA_DOUBLE = tuple(spec for spec in families("float64", "float64", "sm90a") if spec.api == "3x")
 VECTOR_DOUBLE = families("float64", "float64", "sm90a")[-1]
 DIGESTS = """
@@ -105,12 +106,17 @@ def test_every_field_of_a_spec_is_in_its_name() -> None:
         "swapped": not FIRST.swapped,
         "schedule": "single",
         "ctas_per_sm": 2,
+        "narrowest": FIRST.narrowest + 32,
+        "widest": FIRST.widest - 32,
     }
     assert {field.name for field in fields(KernelSpec)} == {"api", *others}
-    only_3x, only_2x = {"cluster", "promotable", "swapped", "schedule", "ctas_per_sm"}, {"instruction", "warps"}
+    only_3x, only_2x = (
+        {"cluster", "promotable", "swapped", "schedule", "ctas_per_sm", "narrowest", "widest"},
+        {"instruction", "warps"},
+    )
     for name, value in others.items():
-        for spec, foreign in ((FIRST, only_2x), (VECTOR_DOUBLE, only_3x)):
-            if name not in foreign:
+        for spec, foreign in ((FIRST.at(64), only_2x), (ONE_WIDTH, only_2x | {"narrowest", "widest"}), (VECTOR_DOUBLE, only_3x)):
+            if name not in foreign and not (name == "tile" and spec.widest) and not (name == "generation" and spec.widest):
                 assert replace(spec, **{name: value}).name != spec.name, name  # type: ignore[arg-type]
 
 
@@ -235,7 +241,7 @@ def test_fp64_kernels_that_cannot_be_are_refused(changed: dict[str, object]) -> 
 @pytest.mark.parametrize("tile", [(96, 128, 64), (64, 264, 64), (64, 128, 8), (0, 128, 64)])
 def test_16_bit_kernels_that_cannot_be_are_refused(tile: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="needs tile_m in steps of 64"):
-        emit(replace(FIRST, schedule="pingpong", tile=tile))
+        emit(replace(ONE_WIDTH, schedule="pingpong", tile=tile))
 
 
 def test_a_swapped_kernel_is_emitted_for_the_transposed_product() -> None:
@@ -250,6 +256,46 @@ def test_a_swapped_kernel_is_emitted_for_the_transposed_product() -> None:
         _, _, *same_inputs = operands.findall(plain)
         assert inputs == same_inputs and len(inputs) == 2
         assert operands.findall(swapped)[:2] != operands.findall(plain)[:2]
+
+
+def test_one_binary_has_a_spec_for_each_width() -> None:
+    assert FIRST.name.startswith("sm90a_f16_f16_64x256x64_n32to256_2x1_pingpong") and FIRST.binary == FIRST
+    assert FIRST.widths == (32, 64, 96, 128, 160, 192, 224, 256) and [spec.tile[1] for spec in FIRST.variants] == list(FIRST.widths)
+    narrow = FIRST.at(96)
+    assert narrow.tile == (64, 96, 64) and narrow.binary == FIRST and narrow.at(256) == FIRST and narrow.at(96) is narrow
+    assert narrow.name == FIRST.name.replace("64x256x64", "64x96x64") and narrow.variants == FIRST.variants
+    assert narrow.partial_bytes == FIRST.partial_bytes == 64 * 256 * 4 and narrow.cluster_fixup == FIRST.cluster_fixup
+    assert ONE_WIDTH.variants == (ONE_WIDTH,) and ONE_WIDTH.binary is ONE_WIDTH and ONE_WIDTH.widths == (128,)
+    assert at_all_widths([FIRST, narrow, ONE_WIDTH, ONE_WIDTH]) == (*FIRST.variants, ONE_WIDTH)
+    assert at_all_widths([narrow]) == (narrow,) and binaries_of([narrow, ONE_WIDTH, FIRST]) == (FIRST, ONE_WIDTH)
+    assert find(narrow.name) == narrow and {spec.binary for spec in CATALOGUE} == set(CATALOGUE)
+    for spec, width in ((FIRST, 40), (FIRST, 288), (FIRST, 0), (ONE_WIDTH, 64)):
+        with pytest.raises(ValueError, match=f"tile_n={width} is no width of {spec.name}; it takes "):
+            spec.at(width)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"narrowest": 0},
+        {"widest": 0},
+        {"narrowest": 16},
+        {"narrowest": 288},
+        {"widest": 288},
+        {"widest": 128},
+        {"tile": (64, 72, 64)},
+        {"tile": (64, 32, 64), "narrowest": 64},
+        {"tile": (128, 256, 64)},
+    ],
+    ids=str,
+)
+def test_widths_that_no_kernel_has_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(
+        ValueError, match=r"must lie from narrowest=.* to widest=|has 256 sums a thread, and there are registers for"
+    ):
+        replace(FIRST, **changed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"only 16-bit 3\.x kernels take several tile widths"):
+        replace(TMA_DOUBLE[0], narrowest=32, widest=64)
 
 
 def test_a_family_is_a_name_without_layouts() -> None:
@@ -277,6 +323,10 @@ def test_which_kernels_may_split_a_tile_in_a_cluster() -> None:
 
 def test_kernels_that_end_chains_have_registers_for_them() -> None:
     for spec in CATALOGUE:
-        of_float32 = spec.api == "3x" and spec.out_dtype == "float32"
-        assert spec.promotable == (of_float32 and fits_twice(spec.tile[:2], spec.schedule))
-    assert fits_twice((64, 160), "pingpong") and not fits_twice((128, 160), "pingpong") and fits_twice((128, 160), "cooperative")
+        assert spec.promotable == (spec.api == "3x" and spec.out_dtype == "float32")
+        assert any(used.takes_promotion for used in spec.variants) == spec.promotable
+    spec = KernelSpec("sm90a", "3x", "float16", "float32", (128, 160, 64), promotable=True)
+    assert spec.takes_promotion and not replace(spec, promotable=False).takes_promotion
+    pingpong = replace(spec, schedule="pingpong", tile=(64, 160, 64))
+    assert pingpong.takes_promotion
+    assert not replace(pingpong, tile=(64, 168, 64)).takes_promotion and not replace(pingpong, tile=(128, 160, 64)).takes_promotion

@@ -131,20 +131,20 @@ def test_so_many_kernels_are_the_first_ones() -> None:
     single = Gemm("float16", device="h200", kernels=1)
     for shape in ((128, 128, 16384), (1536, 1536, 4096), (33, 5000, 77)):
         plans = [single.plan(*shape), single.plan(*shape, decomposition="stream_k"), single.plan(*shape, splits=2)]
-        assert {plan.kernel for plan in plans} == {SET[0]}
+        assert {plan.kernel.binary for plan in plans} == {SET[0]}
     assert Gemm("float16", device="a100", kernels=1).kernels == families("float16", "float16", "sm80")
-    tall = [spec for spec in SET if spec.cluster == SET[-1].cluster]
-    assert len(tall) > 1 and Gemm("float16", device="h200", cluster=SET[-1].cluster, kernels=1).kernels == (tall[0],)
+    tall = [spec for spec in SET if spec.cluster == (4, 1)]
+    assert len(tall) > 1 and Gemm("float16", device="h200", cluster=(4, 1), kernels=1).kernels == (tall[0],)
 
 
 def test_kernels_are_chosen_by_spec_or_by_name_in_the_order_given() -> None:
-    own = replace(ALONE, tile=(64, 72, 64))  # not of the catalogue
+    own = replace(ALONE, tile=(64, 72, 64), narrowest=0, widest=0)  # not of the catalogue
     names = [SET[3].with_layouts("n", "t").name, own, SET[1]]
     gemm = Gemm("float16", device="h200", kernels=names)
     assert gemm.kernels == (SET[3], own, SET[1]) and gemm.spec == SET[3]
     assert pickle.loads(pickle.dumps(gemm)).kernels == gemm.kernels
     assert Gemm("float16", device="h200", kernels=names, tile=own.tile).kernels == (own,)
-    assert gemm.plan(1536, 1536, 4096).kernel in gemm.kernels
+    assert gemm.plan(1536, 1536, 4096).kernel.binary in gemm.kernels
     paper = families("float16", "float16", "sm80")
     assert Gemm("float16", device="h200", kernels=paper).plan(64, 64, 64).kernel == paper[0]
     a, b = operands(150, 270, 333)
@@ -169,6 +169,24 @@ def test_kernels_that_cannot_be_chosen_are_refused(kernels: Any, error: type[Exc
         Gemm("float16", kernels=kernels)
 
 
+def test_a_kernel_is_used_at_all_widths_or_at_the_one_that_is_named() -> None:
+    shapes = ((128, 128, 16384), (1536, 1536, 4096), (33, 5000, 77), (4096, 4096, 4096), (1024, 1000, 64))
+    free = Gemm("float16", device="h200", kernels=[SET[0]])
+    assert len({free.plan(*shape).kernel for shape in shapes}) > 1
+    narrow = SET[0].at(96)
+    for chosen in ([narrow], [narrow.name]):
+        gemm = Gemm("float16", device="h200", kernels=chosen)
+        assert {gemm.plan(*shape).kernel for shape in shapes} == {narrow} and gemm.kernels == (SET[0],)
+        assert pickle.loads(pickle.dumps(gemm)).plan(*shapes[0]).kernel == narrow and narrow.name in repr(gemm)
+    by_tile = Gemm("float16", device="h200", tile=narrow.tile)
+    assert by_tile.kernels == tuple(spec for spec in SET if spec.tile[0] == 64)
+    assert {by_tile.plan(*shape).kernel.tile for shape in shapes} == {narrow.tile}
+    assert Gemm("float16", device="h200", tile=SET[0].tile, kernels=1).plan(64, 64, 64).kernel == SET[0]
+    a, b = operands(150, 270, 333)
+    for width in SET[0].widths:
+        assert torch.equal(free.run(a, b, plan=free.plan(150, 270, 333, tile_n=width)).double(), product_of(a, b))
+
+
 def test_kernels_of_another_generation_are_refused() -> None:
     with pytest.raises(DtypeError, match="no kernel is Gemm"):
         Gemm("float16", generation="sm80", kernels=[ALONE])
@@ -185,7 +203,7 @@ def test_every_kernel_is_exact_in_every_layout(spec: KernelSpec, shape: tuple[in
         x, y = layouts[0](a), layouts[1](b)
         assert torch.equal(gemm.run(x, y).double(), product_of(a, b))
         plan = gemm.plan(*shape, decomposition="stream_k", sms=7)
-        assert plan.kernel == spec and torch.equal(gemm.run(x, y, plan=plan).double(), product_of(a, b))
+        assert plan.kernel.binary == spec and torch.equal(gemm.run(x, y, plan=plan).double(), product_of(a, b))
 
 
 def test_supported_dtypes_can_all_be_made_and_no_others() -> None:
@@ -232,9 +250,10 @@ def test_an_unknown_dtype_is_named(given: Any) -> None:
         (
             {"tile": (1, 2, 3)},
             DtypeError,
-            r"tile=\(1, 2, 3\)\); for float16 -> float16 there are \(tile, cluster\) sm90a {}x{}x{} {}x{}, ".format(
+            r"tile=\(1, 2, 3\)\); for float16 -> float16 there are \(tile, cluster\) sm90a {}x{}x{} {}x{} ".format(
                 *SET[0].tile, *SET[0].cluster
-            ),
+            )
+            + r"\(and narrower, to 32, in steps of 32\), ",
         ),
         ({"cluster": (4, 4)}, DtypeError, r"cluster=\(4, 4\)\); for float16 -> float16 there are"),
         ({"generation": "sm80", "cluster": (2, 1)}, DtypeError, r"generation='sm80', cluster=\(2, 1\)\); .* sm80 128x128x32 1x1$"),

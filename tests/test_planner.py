@@ -20,7 +20,7 @@ from cutlass_sk import Gemm, calibration, model, planner, schedule
 from cutlass_sk.device import PRESETS, Device, preset
 from cutlass_sk.errors import PlanError
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, families
-from cutlass_sk.generator.spec import KernelSpec
+from cutlass_sk.generator.spec import KernelSpec, at_all_widths
 from cutlass_sk.options import INT_MAX, Options
 from cutlass_sk.plan import CLUSTER_SPLITS, DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
 from cutlass_sk.planner import decide, kernel_set, make_plan, scored
@@ -36,9 +36,10 @@ devices = st.one_of(st.sampled_from([H200, A100]), st.integers(1, 200).map(lambd
 
 @st.composite
 def kernel_sets(draw: st.DrawFn) -> tuple[KernelSpec, ...]:
-    """What Gemm hands to the planner: a family, or one kernel of it."""
+    """What Gemm hands to the planner: a family at all widths, one kernel of it, or one kernel at one width."""
     family = families(*draw(st.sampled_from(DTYPES)), draw(st.sampled_from(GENERATIONS)))
-    return family if draw(st.booleans()) else (draw(st.sampled_from(family)),)
+    chosen = at_all_widths(family if draw(st.booleans()) else (draw(st.sampled_from(family)),))
+    return chosen if draw(st.booleans()) else (draw(st.sampled_from(chosen)),)
 
 
 @st.composite
@@ -50,6 +51,7 @@ def options(draw: st.DrawFn, device: Device, kernels: tuple[KernelSpec, ...]) ->
         given["sk_tiles"] = draw(st.one_of(st.none(), st.integers(1, 300)))
         given["sk_units"] = draw(st.one_of(st.none(), st.integers(1, 500)))
     given["sms"] = draw(st.one_of(st.none(), st.integers(1, device.sms)))
+    given["tile_n"] = draw(st.sampled_from([None, None, *{spec.tile[1] for spec in kernels}]))
     given["reduction_mode"] = draw(st.sampled_from(REDUCTION_MODES))
     if kernels[0].persistent:
         given["raster_order"] = draw(st.sampled_from([None, *RASTER_ORDERS]))
@@ -101,7 +103,7 @@ def test_a_plan_covers_the_problem_and_fits_its_kernel(request: tuple[Any, ...])
         assert plan.reduction_ctas in (0, plan.sk_tiles * kernel.accumulator_fragments)
         assert plan.reduction_ctas == 0 or plan.sk_units >= plan.sk_tiles  # a unit has slots for two tiles
         flags = max(plan.sk_units, plan.reduction_ctas)
-    tile_bytes = kernel.tile[0] * kernel.tile[1] * ELEMENT_BYTES[kernel.accumulator]
+    tile_bytes = kernel.tile[0] * kernel.binary.tile[1] * ELEMENT_BYTES[kernel.accumulator]
     if plan.fixup == "cluster":
         assert kernel.cluster_fixup and plan.splits in CLUSTER_SPLITS and plan.grid == plan.sk_units == plan.tiles * plan.splits
         assert plan.workspace_bytes == 0
@@ -127,6 +129,8 @@ def test_what_is_forced_appears_in_the_plan(request: tuple[Any, ...]) -> None:
         assert (plan.splits, plan.peers) == (1, 1)  # a single k-tile cannot be split
     elif asked:
         assert plan.decomposition == asked
+    if forced.tile_n:
+        assert plan.kernel.tile[1] == forced.tile_n
     if forced.splits:
         assert plan.splits == min(forced.splits, plan.iters_per_tile)
     if forced.sk_tiles:
@@ -208,7 +212,7 @@ def test_large_problems_and_large_sets_are_not_decided_natively() -> None:
     family = families("float16", "float16", "sm90a")
     for size in ((2**20 + 8, 8, 8), (8, 2**20 + 8, 8), (8, 8, 2**20 + 8)):
         assert kernel_set(family, H200).decided_natively(*size) is None
-    many = tuple(dataclasses.replace(HOPPER_SINGLE, stages=stages) for stages in range(2, 68))
+    many = tuple(dataclasses.replace(HOPPER_SINGLE, stages=stages) for stages in range(2, 3 + planner.MOST_KERNELS))
     assert kernel_set(many, H200).decided_natively(64, 64, 64) is None
     assert decide(64, 64, 64, kernel_set(many, H200)).work.spec in many
 
@@ -388,8 +392,8 @@ def test_tma_takes_odd_rows_of_float64_where_it_is_alone() -> None:
 
 @pytest.mark.parametrize("size", [(64, 64, 64), (640, 640, 632), (640, 644, 640), (640, 640, 639), (639, 640, 640)])
 def test_ragged_float32_outputs_are_for_kernels_that_can_end_chains(size: tuple[int, int, int]) -> None:
-    family = families("float16", "float32", "sm90a")
-    promotable = tuple(spec for spec in family if spec.promotable)
+    family = at_all_widths(families("float16", "float32", "sm90a"))
+    promotable = tuple(spec for spec in family if spec.takes_promotion)
     assert 0 < len(promotable) < len(family)
     kernels = kernel_set(family, H200)
     ragged = size[1] % 8 != 0 or size[2] % 8 != 0
@@ -417,7 +421,7 @@ def test_a_raster_is_forced_on_kernels_that_have_one(size: tuple[int, int, int],
 
 
 def test_splits_in_clusters_are_as_the_kernel_takes_them() -> None:
-    spec = next(spec for spec in families("float16", "float16", "sm90a") if spec.cluster_fixup)
+    spec = next(spec for spec in families("float16", "float16", "sm90a") if spec.cluster_fixup).at(64)
     plan = make_plan(128, 128, 16384, [spec], H200)
     assert (plan.fixup, plan.decomposition, plan.sk_tiles, plan.dp_tiles) == ("cluster", "split_k", 4, 0)
     assert plan.splits in CLUSTER_SPLITS and plan.grid == plan.sk_units == 4 * plan.splits and plan.workspace_bytes == 0
@@ -425,7 +429,7 @@ def test_splits_in_clusters_are_as_the_kernel_takes_them() -> None:
         (candidate.choice.splits, candidate.choice.in_cluster) for candidate in scored(128, 128, 16384, [spec], H200, Options())
     }
     assert {(splits, True) for splits in CLUSTER_SPLITS} <= kinds and (8, False) in kinds
-    other = dataclasses.replace(spec, schedule="single", tile=(32, 64, 64))
+    other = dataclasses.replace(spec, schedule="single", tile=(32, 64, 64), narrowest=0, widest=0)
     for wrong in (
         {"splits": 5, "sk_units": 20, "grid": 20},
         {"grid": 2 * plan.grid},
@@ -484,3 +488,55 @@ def test_layouts_are_t_or_n() -> None:
     for layout in ("x", "T", None, []):
         with pytest.raises(PlanError, match="layout_b"):
             Gemm("float16", device="h200").explain(64, 64, 64, layout_b=layout)  # type: ignore[arg-type]
+
+
+def test_a_set_is_decided_natively_at_all_of_its_widths() -> None:
+    for dtypes in DTYPES:
+        variants = at_all_widths(families(*dtypes, "sm90a"))
+        assert len(variants) <= planner.MOST_KERNELS
+        chosen = kernel_set(variants, H200)
+        for size in ((256, 3584, 8192), (1024, 1024, 1024), (8, 8192, 64), (4000, 72, 1920)):
+            assert chosen.decided_natively(*size) == planner.decide_in_python(*size, chosen)
+
+
+def test_a_width_is_forced() -> None:
+    gemm = Gemm("float16", device="h200")
+    for width in gemm.spec.widths:
+        plan = gemm.plan(1000, 1000, 1000, tile_n=width)
+        assert plan.kernel.tile[1] == width and plan.kernel.binary in gemm.kernels
+        plan.check()
+    assert gemm.plan(640, 640, 640, tile_n=np.int64(96)).kernel.tile[1] == 96
+    with pytest.raises(PlanError, match="tile_n=100 is no width of these kernels' tiles; use one of 32, 64, 96, "):
+        gemm.plan(64, 64, 64, tile_n=100)
+    for wrong in (0, -32, 1.5, True, "64"):
+        with pytest.raises(PlanError, match=r"tile_n=.* must be a whole number from 1"):
+            gemm.plan(64, 64, 64, tile_n=wrong)  # type: ignore[arg-type]
+    narrow = Gemm("float64", device="h200").plan(500, 500, 500, tile_n=32)
+    assert narrow.kernel.tile[1] == 32
+    with pytest.raises(PlanError, match="use one of 128"):
+        Gemm("float16", device="a100").plan(64, 64, 64, tile_n=64)
+
+
+def test_widths_share_what_their_binary_decides() -> None:
+    """Slots of partial sums are those of the widest tile; tiles are those of the width."""
+    spec = families("float16", "float16", "sm90a")[0]
+    plans = [make_plan(2048, 2048, 2048, [used], H200, Options(splits=2)) for used in spec.variants]
+    assert [plan.tiles_n for plan in plans] == [ceil_div(2048, width) for width in spec.widths]
+    for plan in plans:
+        assert plan.partials_bytes == plan.sk_units * spec.cluster_size * 64 * spec.widest * 4
+        wrong = dataclasses.replace(plan, kernel=spec.at(64 if plan.kernel.tile[1] != 64 else 96))
+        with pytest.raises(PlanError, match="does not hold together in tiles_n"):
+            wrong.check()
+
+
+def test_promotion_is_for_widths_that_have_registers_for_it() -> None:
+    gemm = Gemm("float16", out_dtype="float32", device="h200")
+    for size in ((1001, 1003, 1005), (8192, 8192, 8191)):
+        plan = gemm.plan(*size)
+        assert plan.kernel.takes_promotion and plan.promotion in (64, 128)
+    assert gemm.plan(4096, 4096, 4096, promotion=128).kernel.takes_promotion
+    with pytest.raises(PlanError, match="promotion=128 does not fit"):
+        gemm.plan(4096, 4096, 4096, promotion=128, tile_n=256)
+    plan = Gemm("float16", out_dtype="float32", device="h200", kernels=1).plan(4096, 4096, 4096, promotion=64, tile_n=64)
+    with pytest.raises(PlanError, match=r"does not hold together in .*promotion"):
+        dataclasses.replace(plan, kernel=plan.kernel.binary).check()

@@ -21,6 +21,7 @@ from ..device import Device
 from ..errors import CalibrationError
 from ..generator.spec import KernelSpec
 from ..model import Constants, Limits, Profile
+from .neighbours import at_other_widths, of_another_kernel
 
 SCHEMA = 2
 """Raised when a file's fields change their meaning."""
@@ -103,15 +104,20 @@ def _profile(spec: KernelSpec, device: Device, sms: int, chain: int) -> Profile:
 
 
 def constants(spec: KernelSpec, device: Device) -> Constants:
-    """The model's constants for ``spec`` on ``device``: measured there, scaled from another GPU, or estimated from peaks."""
-    calibration = calibration_of(device)
-    if spec.family not in calibration.constants:  # the user's own lacks it: what is shipped is nearer than a guess
-        calibration = shipped(SHIPPED[0])
-    measured = calibration.constants.get(spec.family)
-    # What 2.x kernels of the older generation cost on a Hopper GPU says little of the GPUs that they are made for.
-    if measured is None or device.capability[0] != calibration.device.capability[0]:
-        return estimated(spec, device)
-    return measured.scaled(_slower(spec, device, calibration.device))
+    """The model's constants for ``spec`` on ``device``: measured there or on another GPU, taken from the kernel's other widths or
+    from one like it, or estimated from peaks."""
+    # The user's own may lack a kernel: what is shipped of it is nearer than another kernel, and that is nearer than a guess.
+    calibrations = calibration_of(device), shipped(SHIPPED[0])
+    for source in (_measured, at_other_widths, of_another_kernel):
+        for calibration in calibrations:
+            # What 2.x kernels of the older generation cost on a Hopper GPU says little of the GPUs that they are made for.
+            if device.capability[0] == calibration.device.capability[0] and (found := source(spec, calibration.constants)):
+                return found.scaled(_slower(spec, device, calibration.device))
+    return estimated(spec, device)
+
+
+def _measured(spec: KernelSpec, known: Mapping[str, Constants]) -> Constants | None:
+    return known.get(spec.family)
 
 
 def limits(spec: KernelSpec, device: Device) -> Limits:

@@ -50,7 +50,7 @@ class Source:
 
 
 def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progress: bool | None = None) -> list[Entry]:
-    """Cache entries of ``specs``, in their order, compiled where the cache lacks them.
+    """Cache entries of the binaries of ``specs``, in their order, compiled where the cache lacks them.
 
     architecture   the target (``90a``, ``80``, ...); None means the first target of each spec's generation
     progress       whether standard error shows what compiles; None means only if it is a terminal
@@ -60,6 +60,7 @@ def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progr
     """
     from ..generator.emit import emit  # here, because it imports cutlass_library
 
+    specs = [spec.binary for spec in specs]
     targets = [_target(spec, architecture) for spec in specs]
     sources = [Source(spec.name, emit(spec), target) for spec, target in zip(specs, targets, strict=True)]
     return compile_sources(sources, progress=progress)

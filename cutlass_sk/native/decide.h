@@ -22,14 +22,16 @@ struct Decision {
   int64_t kernel, shared, units, splits, in_cluster;
 };
 
+/// As many as `Decider` takes.
+inline constexpr size_t kMostKernels = 128;
+
 class Decider {
  public:
   Decider(PackedProfile const* kernels, size_t count, int64_t m, int64_t n, int64_t k, int64_t moved, int64_t row_a, int64_t row_b)
       : kernels_(kernels), count_(count), m_(m), n_(n), k_(k), moved_(moved), row_a_(row_a), row_b_(row_b) {}
 
   Decision decide() {
-    constexpr size_t kMost = 64;
-    std::pair<double, size_t> order[kMost];
+    std::pair<double, size_t> order[kMostKernels];
     for (size_t i = 0; i < count_; ++i) {
       PackedProfile const& p = kernels_[i];
       double const work = double(tiles_of(p) * iters_of(p));

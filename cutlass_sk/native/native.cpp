@@ -320,8 +320,8 @@ PyObject* decide(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     numbers[i] = PyLong_AsLongLong(arguments[i + 1]);
     if (numbers[i] == -1 && PyErr_Occurred()) return nullptr;
   }
-  if (bytes % size != 0 || bytes == 0 || bytes > 64 * size || *std::min_element(numbers, numbers + 3) < 1) {
-    PyErr_SetString(PyExc_ValueError, "decide takes 1 to 64 profiles, and sizes of 1 or more");
+  if (bytes % size != 0 || bytes == 0 || size_t(bytes / size) > cutlass_sk::kMostKernels || *std::min_element(numbers, numbers + 3) < 1) {
+    PyErr_Format(PyExc_ValueError, "decide takes 1 to %zu profiles, and sizes of 1 or more", cutlass_sk::kMostKernels);
     return nullptr;
   }
   auto const* const profiles = reinterpret_cast<cutlass_sk::PackedProfile const*>(PyBytes_AsString(arguments[0]));
@@ -364,6 +364,7 @@ PyMODINIT_FUNC PyInit__native() {
   if (!module || !type) return nullptr;
   if (PyModule_AddObjectRef(module.get(), "Calls", type.get()) != 0) return nullptr;
   if (PyModule_AddIntConstant(module.get(), "ABI_VERSION", CUTLASS_SK_ABI_VERSION) != 0) return nullptr;
+  if (PyModule_AddIntConstant(module.get(), "MOST_KERNELS", long(cutlass_sk::kMostKernels)) != 0) return nullptr;
   if (PyModule_AddIntConstant(module.get(), "PROFILE_BYTES", long(sizeof(cutlass_sk::PackedProfile))) != 0) return nullptr;
   return module.release();
 }
