@@ -101,7 +101,15 @@ class StageRing {
   /// Called by all threads of a warpgroup, once its products are done.
   CUTLASS_DEVICE void consumer_release(PipelineState const& state) {
     if (peer_ < 0) {
-      if (signals_) storage_.empty[state.index()].arrive();
+      // No branch: the tensor core's work is under way, and ptxas would wait for it.
+      asm volatile(
+          "{\n"
+          ".reg .pred signals;\n"
+          "setp.ne.b32 signals, %1, 0;\n"
+          "@signals mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+          "}\n" ::"r"(cute::cast_smem_ptr_to_uint(&storage_.empty[state.index()])),
+          "r"(int(signals_))
+          : "memory");
     } else {
       storage_.empty[state.index()].arrive(uint32_t(peer_), signals_);
     }

@@ -19,10 +19,11 @@
 
 namespace cutlass_sk {
 
-/// TileShape: the widest tile. warpgroups: those that share a tile. bytes: of shared memory, for stages. promotable: whether chains
-/// of sums may end. LayoutA, LayoutB: cutlass::layout::RowMajor or ColumnMajor.
+/// TileShape: the widest tile. warpgroups: those that share a tile. bytes: of shared memory, for stages. Products: the instructions
+/// of a stage (generator/wgmma.py). Promoted: those of a stage in a chain that ends, or void. LayoutA, LayoutB:
+/// cutlass::layout::RowMajor or ColumnMajor.
 template <class Element_, class LayoutA, class LayoutB, class TileShape_, int narrowest, class ClusterShape_, int warpgroups,
-          int bytes, bool promotable>
+          int bytes, class Products, class Promoted>
 class WgmmaMainloop {
  public:
   using TileShape = TileShape_;
@@ -36,9 +37,15 @@ class WgmmaMainloop {
                        kTileK = cute::size<2>(TileShape{});
   static constexpr int kNarrowest = narrowest, kStep = 32;
   static constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
-  static constexpr bool kPromotable = promotable;
+  static constexpr bool kPromotable = !cute::is_void_v<Promoted>;
   /// Whether the tensor core's sums of a tile that wide and those that collect them fit in registers together.
-  static constexpr bool takes_promotion(int width) { return promotable && kTileM * width <= 80 * 128 * warpgroups; }
+  static constexpr bool takes_promotion(int width) {
+    if constexpr (kPromotable) {
+      return width <= Promoted::kWidest;
+    } else {
+      return false;
+    }
+  }
   static constexpr bool takes_width(int width) { return width >= kNarrowest && width <= kWidest && width % kStep == 0; }
   static_assert(takes_width(kNarrowest) && takes_width(kWidest) && kTileM % (64 * warpgroups) == 0);
 
@@ -184,7 +191,73 @@ class WgmmaMainloop {
   template <class Accumulators, class Issued>
   CUTLASS_DEVICE void mma(MainloopPipeline& pipeline, PipelineState state, Accumulators& accumulators, int k_tiles, int thread,
                           TensorStorage& storage, Params const& params, Issued const& issued) const {
-    mma_of<kNarrowest>(pipeline, state, accumulators.data(), k_tiles, thread, storage, params, issued);
+    using namespace cute;
+    auto* const memory = reinterpret_cast<Element_*>(storage.stages);
+    Tensor const a = make_tensor(make_smem_ptr(memory), SmemLayoutA{});                                    // (m, k)
+    Tensor const b = make_tensor(make_smem_ptr(memory + kBytesA / int(sizeof(Element_))), SmemLayoutB{});  // (n, k)
+    int const warp_group = __shfl_sync(0xffffffffu, thread / cutlass::NumThreadsPerWarpGroup, 0);
+    auto const slice = TiledMma{}.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
+    // Descriptors know nothing of the width: the first `width` rows of b are multiplied.
+    Tensor const first_a = slice.make_fragment_A(slice.partition_A(a));  // (1, blocks of 64 rows, blocks of 16 k)
+    Tensor const first_b = slice.make_fragment_B(slice.partition_B(b));
+    int const stage_vectors = stage_bytes(params.width) / 16;
+
+    PipelineState in_use = state;
+    auto const give_back = [&] { pipeline.consumer_release(in_use), ++in_use; };
+    auto const multiply = [&](auto const& products, float* sums, int adds) {
+      int const offset = state.index() * stage_vectors;
+      uint64_t stage_a[kBlocksM][kBlocksK], stage_b[kBlocksK];
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < kBlocksK; ++k) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int m = 0; m < kBlocksM; ++m) stage_a[m][k] = (first_a.data() + (first_a.layout()(0, m, k) + offset)).desc_;
+        stage_b[k] = (first_b.data() + (first_b.layout()(0, 0, k) + offset)).desc_;
+      }
+      pipeline.consumer_wait(state);
+      products.add(sums, stage_a, stage_b, params.width, adds);
+      warpgroup_commit_batch();
+      ++state;
+    };
+
+    float* const sums = accumulators.data();
+    if constexpr (kPromotable) {
+      if (params.chain_iters > 0) {
+        constexpr int kRun = Promoted::kWidest / 2;
+        float chain[Promoted::kSums];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Products::kSums; ++i) sums[i] = 0;
+        while (k_tiles > 0) {
+          int32_t const links = params.chain_iters < k_tiles ? params.chain_iters : k_tiles;
+          k_tiles -= links;
+          multiply(Promoted{}, chain, 0);
+          CUTLASS_PRAGMA_NO_UNROLL
+          for (int32_t link = 1; link < links; ++link) {
+            multiply(Promoted{}, chain, 1);
+            warpgroup_wait<1>();
+            give_back();
+          }
+          if (k_tiles == 0) issued();
+          warpgroup_wait<0>();
+          fence(chain, Promoted{});
+          give_back();
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < Promoted::kSums; ++i) sums[i / kRun * (kWidest / 2) + i % kRun] += chain[i];
+        }
+        return;
+      }
+    }
+    multiply(Products{}, sums, 0);
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (; k_tiles > 1; --k_tiles) {
+      multiply(Products{}, sums, 1);
+      warpgroup_wait<1>();
+      fence(sums, Products{});
+      give_back();
+    }
+    issued();
+    warpgroup_wait<0>();
+    fence(sums, Products{});
+    give_back();
   }
 
  private:
@@ -199,97 +272,14 @@ class WgmmaMainloop {
     }
   }
 
-  template <int width, class Issued>
-  CUTLASS_DEVICE void mma_of(MainloopPipeline& pipeline, PipelineState state, float* sums, int k_tiles, int thread,
-                             TensorStorage& storage, Params const& params, Issued const& issued) const {
-    if constexpr (width < kWidest) {
-      if (params.width != width) {
-        return mma_of<width + kStep>(pipeline, state, sums, k_tiles, thread, storage, params, issued);
-      }
-    }
-    using namespace cute;
-    auto* const memory = reinterpret_cast<Element_*>(storage.stages);
-    Tensor const a = make_tensor(make_smem_ptr(memory), SmemLayoutA{});                                    // (m, k)
-    Tensor const b = make_tensor(make_smem_ptr(memory + kBytesA / int(sizeof(Element_))), SmemLayoutB{});  // (n, k)
-    int const warp_group = __shfl_sync(0xffffffffu, thread / cutlass::NumThreadsPerWarpGroup, 0);
-    auto const slice = TiledMma{}.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
-    // Descriptors know nothing of the width: the first `width` rows of b are multiplied.
-    Tensor const first_a = slice.make_fragment_A(slice.partition_A(a));  // (1, blocks of 64 rows, blocks of 16 k)
-    Tensor const first_b = slice.make_fragment_B(slice.partition_B(b));
-    constexpr int kBlocksM = size<1>(decltype(first_a){}), kBlocksK = size<2>(decltype(first_a){});
-    MMA_Atom<Instruction<width>> instruction;
+  static constexpr int kBlocksM = kTileM / (64 * warpgroups), kBlocksK = kTileK / 16;
+  static_assert(Products::kWidest == kWidest && Products::kSums == kBlocksM * kWidest / 2);
 
-    auto const block_of = [](float* x, int block) { return make_tensor(x + block * (kWidest / 2), Layout<Int<width / 2>>{}); };
-    auto const fence = [&](float* x) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int m = 0; m < kBlocksM; ++m) {
-        Tensor block = block_of(x, m);
-        warpgroup_fence_operand(block);
-      }
-    };
-    auto const multiply = [&](float* x, GMMA::ScaleOut scale) {
-      int const offset = state.index() * (stage_bytes(width) / 16);
-      Tensor const stage_a = make_tensor(first_a.data() + offset, first_a.layout());
-      Tensor const stage_b = make_tensor(first_b.data() + offset, first_b.layout());
-      pipeline.consumer_wait(state);
-      fence(x);
-      warpgroup_arrive();
-      instruction.accumulate_ = scale;
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kBlocksK; ++k) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int m = 0; m < kBlocksM; ++m) {
-          Tensor block = block_of(x, m);
-          gemm(instruction, stage_a(_, m, k), stage_b(_, 0, k), block);
-        }
-        instruction.accumulate_ = GMMA::ScaleOut::One;
-      }
-      warpgroup_commit_batch();
-      ++state;
-    };
-
-    PipelineState in_use = state;
-    auto const give_back = [&] { pipeline.consumer_release(in_use), ++in_use; };
-
-    if constexpr (!takes_promotion(width)) {
-      multiply(sums, GMMA::ScaleOut::Zero);
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (; k_tiles > 1; --k_tiles) {
-        multiply(sums, GMMA::ScaleOut::One);
-        warpgroup_wait<1>();
-        fence(sums);
-        give_back();
-      }
-      issued();
-      warpgroup_wait<0>();
-      fence(sums);
-      give_back();
-    } else {
-      float chain[kBlocksM * kWidest / 2];
-      int32_t const length = params.chain_iters > 0 ? params.chain_iters : k_tiles;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBlocksM * kWidest / 2; ++i) sums[i] = 0;
-      while (k_tiles > 0) {
-        int32_t const links = length < k_tiles ? length : k_tiles;
-        k_tiles -= links;
-        multiply(chain, GMMA::ScaleOut::Zero);
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int32_t link = 1; link < links; ++link) {
-          multiply(chain, GMMA::ScaleOut::One);
-          warpgroup_wait<1>();
-          give_back();
-        }
-        if (k_tiles == 0) issued();
-        warpgroup_wait<0>();
-        fence(chain);
-        give_back();
-        CUTLASS_PRAGMA_UNROLL
-        for (int m = 0; m < kBlocksM; ++m) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < width / 2; ++i) sums[m * kWidest / 2 + i] += chain[m * kWidest / 2 + i];
-        }
-      }
-    }
+  /// Keeps the compiler from moving sums across the tensor core's work on them.
+  template <class Some>
+  CUTLASS_DEVICE static void fence(float* sums, Some) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Some::kSums; ++i) cute::warpgroup_fence_operand(sums[i]);
   }
 };
 
