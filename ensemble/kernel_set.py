@@ -1,7 +1,8 @@
 """Which kernels make a set: ``python -m cutlass_sk.ensemble.kernel_set TIMES.jsonl -o results/h200/kernel_set.json``
 
 TIMES has a row for each problem, kernel and plan, {m, n, k, kernel, dec, sk_tiles, sk_units, splits, grid, us}, and one for each
-problem with kernel = "cublas", {us, us2}: cuBLAS timed twice. A kernel counts with its best plan, a set with its best kernel.
+problem with kernel = "cublas", {us, us2}: cuBLAS timed twice. A kernel counts with its best plan, at whichever width if its binary
+takes several, a set with its best kernel.
 Kernels are taken one after the other, each time the one that lifts the geometric mean against cuBLAS most.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ KINDS = {
     "data_parallel": "all kernels, data-parallel plans alone",
 }
 """Which candidates and plans a curve is made of."""
+
+WIDTHS = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))")
+"""The tile of a name of several widths (``generator.spec``): rows x columns x depth, and the widths."""
 
 Array = npt.NDArray[np.float64]
 
@@ -63,10 +68,16 @@ class Step:
     untimed: int
 
 
+def binary_of(kernel: str) -> str:
+    """The name of the binary of a kernel that is used at one of several widths: the one with the widest tile."""
+    return WIDTHS.sub(r"\g<rows>\g<widest>\g<rest>", kernel)
+
+
 def gathered(rows: Sequence[Row], kind: str = "any", only: Sequence[str] | None = None) -> Times:
     """The times of one kind of set. RecordError where nothing fits it."""
     if kind not in KINDS:
         raise RecordError(f"kind {kind!r} is not known; there are {', '.join(KINDS)}")
+    rows = [{**row, "kernel": binary_of(row["kernel"])} for row in rows]
     theirs: dict[tuple[int, int, int], list[float]] = {}
     best: dict[tuple[str, tuple[int, int, int]], float] = {}
     least: dict[tuple[int, int, int], float] = {}
