@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import Literal
 
@@ -115,7 +116,7 @@ class KernelSpec:
     @property
     def binary(self) -> KernelSpec:
         """The spec that is compiled: the one with the widest tile."""
-        return self.at(self.widest) if self.widest else self
+        return self if self.widest in (0, self.tile[1]) else _at(self, self.widest)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -131,7 +132,7 @@ class KernelSpec:
         """The same binary, used with tiles ``width`` columns wide. ValueError if it does not take them."""
         if width not in self.widths:
             raise ValueError(f"tile_n={width} is no width of {self.name}; it takes {', '.join(map(str, self.widths))}")
-        return self if width == self.tile[1] else replace(self, tile=(self.tile[0], width, self.tile[2]))
+        return self if width == self.tile[1] else _at(self, width)
 
     @property
     def takes_promotion(self) -> bool:
@@ -194,6 +195,11 @@ class KernelSpec:
     def with_layouts(self, layout_a: Layout, layout_b: Layout) -> KernelSpec:
         """The same kernel for other operand layouts."""
         return replace(self, layout_a=layout_a, layout_b=layout_b)
+
+
+@lru_cache(maxsize=4096)
+def _at(spec: KernelSpec, width: int) -> KernelSpec:
+    return replace(spec, tile=(spec.tile[0], width, spec.tile[2]))
 
 
 def at_all_widths(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:

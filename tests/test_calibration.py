@@ -432,4 +432,5 @@ def test_launches_are_spread_over_kernels_and_widths() -> None:
         best = planner.make_plan(*shape, [measure.measured_layouts(spec) for spec in variants], H200)
         assert best in [one.plan for one in found]
         counts.update(one.spec.family for one in found)
-    assert {spec.family for spec in variants} == set(counts) and min(counts.values()) >= fitting.FEWEST
+    assert {spec.family for spec in variants} == set(counts)
+    assert min(counts.values()) >= fitting.FEWEST and max(counts.values()) <= 1.5 * min(counts.values())
