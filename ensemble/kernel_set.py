@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cutlass_sk.ensemble.records import RecordError, Row, read
+from cutlass_sk.generator.spec import binary_name
 from cutlass_sk.provenance import provenance, save
 
 MISSING_FACTOR = 2.0
@@ -33,9 +33,6 @@ KINDS = {
     "data_parallel": "all kernels, data-parallel plans alone",
 }
 """Which candidates and plans a curve is made of."""
-
-WIDTHS = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))")
-"""The tile of a name of several widths (``generator.spec``): rows x columns x depth, and the widths."""
 
 Array = npt.NDArray[np.float64]
 
@@ -68,16 +65,11 @@ class Step:
     untimed: int
 
 
-def binary_of(kernel: str) -> str:
-    """The name of the binary of a kernel that is used at one of several widths: the one with the widest tile."""
-    return WIDTHS.sub(r"\g<rows>\g<widest>\g<rest>", kernel)
-
-
 def gathered(rows: Sequence[Row], kind: str = "any", only: Sequence[str] | None = None) -> Times:
     """The times of one kind of set. RecordError where nothing fits it."""
     if kind not in KINDS:
         raise RecordError(f"kind {kind!r} is not known; there are {', '.join(KINDS)}")
-    rows = [{**row, "kernel": binary_of(row["kernel"])} for row in rows]
+    rows = [{**row, "kernel": binary_name(row["kernel"])} for row in rows]
     theirs: dict[tuple[int, int, int], list[float]] = {}
     best: dict[tuple[str, tuple[int, int, int]], float] = {}
     least: dict[tuple[int, int, int], float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,10 @@ MOST_SUMS = 208
 """Sums a thread has registers for, of the 240 that a consumer warpgroup's threads get."""
 SUMS_TWICE = 80 * 128
 """Elements of a tile whose sums a consumer warpgroup holds twice: those of the tile, and those still in the tensor core."""
+
+
+NAMED_TILE = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))")
+"""The tile, and the widths, in the name of a kernel that takes several."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,11 @@ def _at(spec: KernelSpec, width: int) -> KernelSpec:
 def at_all_widths(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
     """What plans are made of: each binary at all of its widths. A spec of another width than the widest stays what it is."""
     return tuple(dict.fromkeys(used for spec in kernels for used in (spec.variants if spec == spec.binary else (spec,))))
+
+
+def binary_name(name: str) -> str:
+    """The name or family of the binary of a kernel, from that of one of its variants."""
+    return NAMED_TILE.sub(r"\g<rows>\g<widest>\g<rest>", name)
 
 
 def binaries_of(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
