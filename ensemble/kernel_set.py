@@ -83,8 +83,7 @@ def gathered(rows: Sequence[Row], kind: str = "any", only: Sequence[str] | None 
         if (kind == "data_parallel" and row["dec"] != "data_parallel") or (kind == "stream_k" and row["kernel"] not in sharing):
             continue
         if only is None or row["kernel"] in only:
-            known = best.get((row["kernel"], shape), np.inf)
-            best[row["kernel"], shape] = min(known, row["us"])
+            best[row["kernel"], shape] = min(best.get((row["kernel"], shape), np.inf), row["us"])
     problems = tuple(shape for shape in theirs if shape in least)
     if not problems or not best:
         raise RecordError(f"no problem has times of cuBLAS and of {KINDS[kind]}")
@@ -289,8 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.output:
         source = provenance("ensemble/kernel_set.py", options.commit)
-        if options.gpu:
-            source["gpu"] = options.gpu
+        source |= {"gpu": options.gpu} if options.gpu else {}
         source |= {"missing_factor": options.missing_factor, "cublas_noise": noise(rows)}
         save(options.output, json.dumps({"provenance": source, "bytes": sizes or None, "curves": curves}, indent=1) + "\n")
         save(options.output.with_suffix(".svg"), picture(curves))
