@@ -24,6 +24,7 @@ is much larger, and more where two are close; norm2 lets them hinder each other 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import log2, sqrt
 from struct import calcsize, pack
@@ -136,7 +137,7 @@ class Terms(NamedTuple):
     total: float
 
 
-PROFILE_FORMAT = "=34d"
+PROFILE_FORMAT = "=38d"
 PROFILE_BYTES = calcsize(PROFILE_FORMAT)
 """What native/decide.h reads of a kernel."""
 
@@ -222,8 +223,9 @@ class Profile:
         self._iterations: dict[tuple[int, int], float] = {}
         self._fixups: dict[tuple[Fixup, int, bool], float] = {}
 
-    def packed(self) -> bytes:
-        """All that a decision needs, as native/decide.h reads it."""
+    def packed(self, chained: Sequence[Profile] = ()) -> bytes:
+        """All that a decision needs, as native/decide.h reads it. ``chained``: the same where chains of tensor-core sums end after
+        one k-tile, and after two; none: they do not."""
         constants, limits = self.constants, self.limits
         clusters = [number for pair in (*self.cluster_slots, (0, 0), (0, 0), (0, 0), (0, 0))[:4] for number in pair]
         return pack(
@@ -232,6 +234,7 @@ class Profile:
             *(constants.r, constants.u, self.load_a_us, self.load_b_us, self.power_us, self.dram_us, self._alone, limits.crowded),
             *(self._floor_us, limits.rows16, limits.rows32, limits.rows64, self.span_m, self.span_n, self.tile_k, self.slots),
             *(self.half, self._twice, self.spec.persistent, *clusters),
+            *(number for one in chained or (self, self) for number in (one.constants.c, one._floor_us)),
         )
 
     def floor_us(self, work_iters: int, bytes_moved: int) -> float:

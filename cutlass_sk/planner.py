@@ -104,7 +104,7 @@ class KernelSet:
     any; float32 outputs are then summed in short chains (``promotion``).
     """
 
-    __slots__ = ("_all", "_other", "_packed", "device", "layouts", "sms")
+    __slots__ = ("_all", "_other", "_packed", "_packed_other", "device", "layouts", "sms")
 
     def __init__(self, kernels: Sequence[KernelSpec], device: Device, sms: int) -> None:
         self.device, self.sms = device, sms
@@ -117,6 +117,12 @@ class KernelSet:
             other = [kernel for kernel in other if kernel.spec.takes_promotion] or other
         self._other = tuple(other)
         self._packed = b"".join(kernel.packed() for kernel in self._all)
+        self._packed_other = b"".join(kernel.packed(self._chained(kernel)) for kernel in self._other)
+
+    def _chained(self, kernel: Profile) -> list[Profile]:
+        """The kernel where ``promotion`` ends chains after one k-tile, and after two."""
+        lengths = (1, 2) if kernel.spec.takes_promotion else ()
+        return [profile(kernel.spec, self.device, self.sms, length * kernel.tile_k) for length in lengths]
 
     def profiles(self, m: int, n: int, k: int, *, promoted: bool = False) -> tuple[Profile, ...]:
         """The kernels that may take a problem. ``promoted``: only those that can end chains of sums."""
@@ -130,22 +136,21 @@ class KernelSet:
         return bool((n | k) & 7)
 
     def decided_natively(self, m: int, n: int, k: int) -> Scored | None:
-        """What ``decide`` gives, from the extension; None where there is none, or the problem is for ``_other`` or very large."""
-        if (
-            _decide is None
-            or len(self._all) > MOST_KERNELS
-            or not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE)
-            or self.ragged(m, n, k)
-        ):
+        """What ``decide`` gives, from the extension; None where there is none, or the problem or the set is very large."""
+        if _decide is None or len(self._all) > MOST_KERNELS or not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE):
             return None
         spec = self._all[0].spec
         moved, width = bytes_moved(m, n, k, spec), ELEMENT_BYTES[spec.dtype]
         lead_a, lead_b = leading(m, n, k, self.layouts)
         row_a, row_b = lead_a * width, lead_b * width
-        time_us, number, shared, units, splits, in_cluster = _decide(self._packed, m, n, k, moved, row_a, row_b)
-        kernel = self._all[number]
+        ragged = self.ragged(m, n, k)
+        kernels, packed = (self._other, self._packed_other) if ragged else (self._all, self._packed)
+        time_us, number, shared, units, splits, in_cluster = _decide(packed, m, n, k, moved, row_a, row_b, ragged)
+        kernel = kernels[number]
         tiles_m, tiles_n = -(-m // kernel.span_m), -(-n // kernel.span_n)
         across = (tiles_n, tiles_m) if kernel.spec.swapped else (tiles_m, tiles_n)
+        if ragged and (chain := promotion(m, n, k, kernel, NOTHING)):
+            kernel = profile(kernel.spec, self.device, self.sms, chain)
         work = Work(m, n, k, kernel, self.device, self.sms, *across, -(-k // kernel.tile_k), moved, row_a, row_b)
         return Scored(time_us, work, Choice(shared, units, splits, in_cluster))
 

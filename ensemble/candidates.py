@@ -1,4 +1,5 @@
-"""The plans that an exhaustive search tries: every kernel, every decomposition worth a launch. Pure; no torch, no GPU."""
+"""The plans that an exhaustive search tries: each kernel at each width, every decomposition worth a launch. Pure; no
+torch, no GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ SWIZZLES = (1, 2, 4, 8)
 def candidates(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device) -> list[Plan]:
     """Different plans for c[m, n] = a[m, k] @ b[k, n], in the order of the kernels; the planner's own choice among them.
 
-    For each kernel: data-parallel; splits up to one wave, thinned to ``MOST_SPLITS``; Stream-K of all tiles, of the last two waves
-    and of the last one, on some grids. Where tiles make two waves or more, other rasters of data-parallel and the last two waves.
+    For each kernel, which is given at one width: data-parallel; splits up to one wave, thinned to ``MOST_SPLITS``; Stream-K of all
+    tiles, of the last two waves and of the last one, on some grids. Where tiles make two waves or more, other rasters of
+    data-parallel and the last two waves.
     """
     plans: dict[tuple[object, ...], Plan] = {}
     chosen = planner.make_plan(m, n, k, kernels, device)

@@ -1,7 +1,7 @@
-"""Stream-K, the same tile data-parallel and cuBLAS on 30 shapes: ``python -m cutlass_sk.ensemble.core -o FILE``
+"""Stream-K, the same kernel data-parallel and cuBLAS on 30 shapes: ``python -m cutlass_sk.ensemble.core -o FILE``
 
-For each dtype and generation one kernel, the first of its set, runs with the planner's plan and with a data-parallel one. All three
-contenders are checked against the exact product before they are timed.
+For each dtype and generation one kernel, the first of its set, runs with the planner's plan and with the best data-parallel one,
+each at the tile width that suits it. All three contenders are checked against the exact product before they are timed.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def measure(m: int, n: int, k: int, dtype: str, out_dtype: str, generation: Gene
         )
         for _ in range(buffer_sets(set_bytes))
     ]
-    first = Gemm(dtype, out_dtype=out_dtype, generation=generation).spec
-    gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, tile=first.tile, cluster=first.cluster)
+    gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, kernels=1)
     stream_k = gemm.plan(m, n, k)
     data_parallel = gemm.plan(m, n, k, decomposition="data_parallel")
 

@@ -13,7 +13,7 @@ from cutlass_sk import Gemm
 from cutlass_sk.cli.size import device_code_bytes
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble.corpus import Problem
-from cutlass_sk.generator.spec import KernelSpec, Layout
+from cutlass_sk.generator.spec import KernelSpec, Layout, binaries_of
 from cutlass_sk.kernel import load_kernel
 
 CALLS, BATCHES = 200, 25
@@ -76,10 +76,11 @@ def call_us(gemm: Gemm, layouts: tuple[Layout, Layout]) -> dict[str, float]:
 
 
 def sizes(kernels: Sequence[KernelSpec], device: Device) -> dict[str, Any]:
-    """Names of the kernels as loaded, bytes of their GPU code, and of their shared objects."""
-    libraries = [load_kernel(spec, device.architecture(spec)).library for spec in kernels]
+    """Names of the binaries as loaded, bytes of their GPU code, and of their shared objects."""
+    binaries = binaries_of(kernels)
+    libraries = [load_kernel(spec, device.architecture(spec)).library for spec in binaries]
     return {
-        "kernels": [spec.name for spec in kernels],
+        "kernels": [spec.name for spec in binaries],
         "bytes": sum(map(device_code_bytes, libraries)),
         "shared_object_bytes": sum(library.stat().st_size for library in libraries),
     }

@@ -1,7 +1,8 @@
 """Which kernels make a set: ``python -m cutlass_sk.ensemble.kernel_set TIMES.jsonl -o results/h200/kernel_set.json``
 
 TIMES has a row for each problem, kernel and plan, {m, n, k, kernel, dec, sk_tiles, sk_units, splits, grid, us}, and one for each
-problem with kernel = "cublas", {us, us2}: cuBLAS timed twice. A kernel counts with its best plan, a set with its best kernel.
+problem with kernel = "cublas", {us, us2}: cuBLAS timed twice. A kernel counts with its best plan, at whichever width if its binary
+takes several, a set with its best kernel.
 Kernels are taken one after the other, each time the one that lifts the geometric mean against cuBLAS most.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cutlass_sk.ensemble.records import RecordError, Row, read
+from cutlass_sk.generator.spec import binary_name
 from cutlass_sk.provenance import provenance, save
 
 MISSING_FACTOR = 2.0
@@ -67,6 +69,7 @@ def gathered(rows: Sequence[Row], kind: str = "any", only: Sequence[str] | None 
     """The times of one kind of set. RecordError where nothing fits it."""
     if kind not in KINDS:
         raise RecordError(f"kind {kind!r} is not known; there are {', '.join(KINDS)}")
+    rows = [{**row, "kernel": binary_name(row["kernel"])} for row in rows]
     theirs: dict[tuple[int, int, int], list[float]] = {}
     best: dict[tuple[str, tuple[int, int, int]], float] = {}
     least: dict[tuple[int, int, int], float] = {}
@@ -80,8 +83,7 @@ def gathered(rows: Sequence[Row], kind: str = "any", only: Sequence[str] | None 
         if (kind == "data_parallel" and row["dec"] != "data_parallel") or (kind == "stream_k" and row["kernel"] not in sharing):
             continue
         if only is None or row["kernel"] in only:
-            known = best.get((row["kernel"], shape), np.inf)
-            best[row["kernel"], shape] = min(known, row["us"])
+            best[row["kernel"], shape] = min(best.get((row["kernel"], shape), np.inf), row["us"])
     problems = tuple(shape for shape in theirs if shape in least)
     if not problems or not best:
         raise RecordError(f"no problem has times of cuBLAS and of {KINDS[kind]}")
@@ -286,8 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.output:
         source = provenance("ensemble/kernel_set.py", options.commit)
-        if options.gpu:
-            source["gpu"] = options.gpu
+        source |= {"gpu": options.gpu} if options.gpu else {}
         source |= {"missing_factor": options.missing_factor, "cublas_noise": noise(rows)}
         save(options.output, json.dumps({"provenance": source, "bytes": sizes or None, "curves": curves}, indent=1) + "\n")
         save(options.output.with_suffix(".svg"), picture(curves))

@@ -49,7 +49,7 @@ RATIOS: dict[str, tuple[str, str, str]] = {
 }
 """Name -> part, and whose time is divided by whose. The last is the noise of all others."""
 TITLES = {
-    "single_vs_data_parallel": "single kernel / same tile data-parallel",
+    "single_vs_data_parallel": "single kernel / same kernel data-parallel",
     "single_vs_cublas": "single kernel / cuBLAS",
     "set_vs_cublas": "set / cuBLAS",
     "set_vs_cublas_isolated": "set / cuBLAS, isolated, cold L2",
@@ -179,7 +179,7 @@ def table(result: Mapping[str, Any], goals: Mapping[str, float] | None = None) -
 SUMMARY = {
     "set_vs_cublas": "the set over cuBLAS",
     "single_vs_cublas": "its first kernel over cuBLAS",
-    "single_vs_data_parallel": "its first kernel over the same tiles data-parallel",
+    "single_vs_data_parallel": "its first kernel over the same kernel data-parallel",
     "set_vs_exhaustive": "the planned over the best of all kernels and plans",
     "set_vs_cublas_isolated": "the set over cuBLAS, one launch at a time, cold L2",
 }

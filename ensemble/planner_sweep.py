@@ -1,4 +1,4 @@
-"""The kernel set, its first kernel, the same tile data-parallel and cuBLAS on thousands of problems:
+"""The kernel set, its first kernel, the same data-parallel and cuBLAS on thousands of problems:
 ``python -m cutlass_sk.ensemble.planner_sweep --records RECORDS.jsonl -o results/h200/planner.json``
 
 Problems are log-uniform in [128, 8192], rounded to 8, from a seed of their own, none of them used in calibration, and are worked
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -29,7 +30,7 @@ from cutlass_sk.ensemble.candidates import candidates, identity
 from cutlass_sk.ensemble.corpus import Problem, paper
 from cutlass_sk.ensemble.planner_report import DTYPES
 from cutlass_sk.ensemble.records import Log, RecordError, Row, compact, key, read
-from cutlass_sk.generator.spec import KernelSpec, Layout
+from cutlass_sk.generator.spec import KernelSpec, Layout, at_all_widths
 from cutlass_sk.options import Options
 from cutlass_sk.plan import Plan
 from cutlass_sk.provenance import provenance, save
@@ -91,7 +92,8 @@ class Pretended:
 
 @dataclass(frozen=True)
 class Contest:
-    """One dtype: its kernels, of which the first is the single kernel, and the GPU that is planned for."""
+    """One dtype: its kernels, of which the first is the single kernel, and the GPU that is planned for. Each kernel is used at
+    whichever of its widths suits a problem, data-parallel, too."""
 
     dtype: str
     kernels: tuple[KernelSpec, ...]
@@ -101,10 +103,15 @@ class Contest:
     def layouts(self) -> tuple[Layout, Layout]:
         return ("t", "t") if self.dtype == "float64" else ("t", "n")
 
+    @cached_property
+    def variants(self) -> tuple[KernelSpec, ...]:
+        """The kernels at all of their widths."""
+        return at_all_widths(self.kernels)
+
     def plans(self, problem: Problem) -> dict[str, Plan]:
-        shape, single = (problem.m, problem.n, problem.k), self.kernels[:1]
+        shape, single = (problem.m, problem.n, problem.k), self.variants[: len(self.kernels[0].widths)]
         return {
-            "set": planner.make_plan(*shape, self.kernels, self.device),
+            "set": planner.make_plan(*shape, self.variants, self.device),
             "single": planner.make_plan(*shape, single, self.device),
             "data_parallel": planner.make_plan(*shape, single, self.device, Options(decomposition="data_parallel")),
         }
@@ -113,8 +120,8 @@ class Contest:
         """One row of ``part``."""
         row: Row = {"part": part, "dtype": self.dtype, "m": problem.m, "n": problem.n, "k": problem.k, "tolerance": tolerance}
         if part == "exhaustive":
-            chosen = planner.make_plan(problem.m, problem.n, problem.k, self.kernels, self.device)
-            tried = candidates(problem.m, problem.n, problem.k, self.kernels, self.device)
+            chosen = planner.make_plan(problem.m, problem.n, problem.k, self.variants, self.device)
+            tried = candidates(problem.m, problem.n, problem.k, self.variants, self.device)
             found = bench.search(problem, tried, chosen)
             row["set"] = described(chosen, found.chosen)
             if found.best:
@@ -342,7 +349,7 @@ def expected_seconds(contest: Contest, problems: Sequence[Problem]) -> dict[str,
         if place % ISOLATED_EVERY == 0:
             seconds["isolated"] += 500 + sum(us + 55 for us in (*apart.values(), least)) * (ISOLATED_REPEATS + 1)
         if place % EXHAUSTIVE_EVERY == 0:
-            tried = candidates(problem.m, problem.n, problem.k, contest.kernels, contest.device)
+            tried = candidates(problem.m, problem.n, problem.k, contest.variants, contest.device)
             for plan in tried:
                 us = plan.predicted_time_us
                 seconds["exhaustive"] += 120 + 2 * us + (700 + 3 * max(100.0, us) if us < 2 * least + 10 else 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import Literal
 
@@ -23,6 +25,10 @@ MOST_SUMS = 208
 """Sums a thread has registers for, of the 240 that a consumer warpgroup's threads get."""
 SUMS_TWICE = 80 * 128
 """Elements of a tile whose sums a consumer warpgroup holds twice: those of the tile, and those still in the tensor core."""
+
+
+NAMED_TILE = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))")
+"""The tile, and the widths, in the name of a kernel that takes several."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class KernelSpec:
     @property
     def binary(self) -> KernelSpec:
         """The spec that is compiled: the one with the widest tile."""
-        return self.at(self.widest) if self.widest else self
+        return self if self.widest in (0, self.tile[1]) else _at(self, self.widest)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -131,7 +137,7 @@ class KernelSpec:
         """The same binary, used with tiles ``width`` columns wide. ValueError if it does not take them."""
         if width not in self.widths:
             raise ValueError(f"tile_n={width} is no width of {self.name}; it takes {', '.join(map(str, self.widths))}")
-        return self if width == self.tile[1] else replace(self, tile=(self.tile[0], width, self.tile[2]))
+        return self if width == self.tile[1] else _at(self, width)
 
     @property
     def takes_promotion(self) -> bool:
@@ -196,9 +202,19 @@ class KernelSpec:
         return replace(self, layout_a=layout_a, layout_b=layout_b)
 
 
+@lru_cache(maxsize=4096)
+def _at(spec: KernelSpec, width: int) -> KernelSpec:
+    return replace(spec, tile=(spec.tile[0], width, spec.tile[2]))
+
+
 def at_all_widths(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
     """What plans are made of: each binary at all of its widths. A spec of another width than the widest stays what it is."""
     return tuple(dict.fromkeys(used for spec in kernels for used in (spec.variants if spec == spec.binary else (spec,))))
+
+
+def binary_name(name: str) -> str:
+    """The name or family of the binary of a kernel, from that of one of its variants."""
+    return NAMED_TILE.sub(r"\g<rows>\g<widest>\g<rest>", name)
 
 
 def binaries_of(kernels: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:

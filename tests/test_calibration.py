@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from cutlass_sk import Gemm, calibration, cli, planner
 from cutlass_sk.calibration import Calibration, measure, records
 from cutlass_sk.calibration import fit as fitting
+from cutlass_sk.calibration.neighbours import at_other_widths, of_another_kernel
 from cutlass_sk.calibration.records import Record
 from cutlass_sk.device import CLOCK_MHZ, PRESETS, Device, preset, scaled
 from cutlass_sk.ensemble import corpus
@@ -370,3 +372,65 @@ def test_a_measured_launch_gets_the_plan_s_problem(monkeypatch: pytest.MonkeyPat
         assert (addresses.alpha, addresses.beta, addresses.barriers) == (1.0, 0.0, Workspace.flags.data_ptr())
         pointers = [[tensor.data_ptr() for tensor in sets[number]] for number in (1, 0)]
         assert kernel.enqueued == [("prepared", *three, 77, Workspace.partials.data_ptr()) for three in pointers]
+
+
+WIDE = FAMILY[0]
+
+
+def measured(**by_width: Constants) -> dict[str, Constants]:
+    return {WIDE.at(int(width.removeprefix("n"))).family: constants for width, constants in by_width.items()}
+
+
+def test_constants_of_other_widths_lie_on_a_line() -> None:
+    known = measured(
+        n64=Constants(2.0, 1.0, 0.1, 0.5, e=0.2, h=1.0), n128=Constants(3.0, 2.0, 0.2, 0.5, e=0.1, h=3.0),
+        n192=Constants(3.5, 2.0, 0.4, 1.5, e=0.0, h=3.0),
+    )  # fmt: skip
+    between = at_other_widths(WIDE.at(96), known)
+    assert between is not None and dataclasses.astuple(between) == pytest.approx((2.5, 1.5, 0.15, 0.5, 0.0, 0.15, 2.0, 0.0, 0.0))
+    beyond = at_other_widths(WIDE.at(256), known)  # e would be less than 0 by its line
+    assert beyond is not None and dataclasses.astuple(beyond) == pytest.approx((4.0, 2.0, 0.6, 2.5, 0.0, 0.0, 3.0, 0.0, 0.0))
+    below = at_other_widths(WIDE.at(32), known)  # h would be 0 by its line, and is in proportion
+    assert below is not None and dataclasses.astuple(below) == pytest.approx((1.5, 0.5, 0.05, 0.5, 0.0, 0.25, 0.5, 0.0, 0.0))
+    one = at_other_widths(WIDE.at(64), measured(n128=Constants(3.0, 2.0, 0.2, 0.5, e=0.1)))
+    assert one == Constants(3.0, 1.0, 0.1, 0.25, e=0.05)
+    assert at_other_widths(WIDE, {}) is None and at_other_widths(ONE_WIDTH, known) is None
+
+
+def test_constants_of_a_kernel_that_was_not_measured_are_those_of_the_most_similar_one() -> None:
+    def named(width: int, **changed: Any) -> str:
+        return dataclasses.replace(WIDE, tile=(64, width, 64), narrowest=0, widest=0, **changed).family
+
+    def number(c: float) -> Constants:
+        return Constants(5.0, 1.0, c, 1.0)
+
+    best_first = [(named(192), 192), (named(96), 96), (named(240, swapped=True), 240), (named(248, out_dtype="float32"), 248)]
+    others = [
+        *(named(256, schedule="single"), named(256, cluster=(4, 1)), named(256, dtype="bfloat16"), "nonsense"),
+        *("sm90a_f16_f16_128x256x64_2x1_pingpong", "sm80_f16_f16_128x128x32_w2x2_i16816_s4"),
+    ]
+    for start, (_, width) in enumerate(best_first):
+        table = {name: number(near / 1000) for name, near in reversed(best_first[start:])} | dict.fromkeys(others, number(9.0))
+        assert of_another_kernel(WIDE, table) == number(width / 1000).scaled(256 / width)
+    assert of_another_kernel(WIDE, dict.fromkeys(others, number(9.0))) is None
+    assert of_another_kernel(families("float16", "float16", "sm80")[0], dict.fromkeys(others, number(9.0))) is None
+
+
+def test_every_width_has_constants_that_were_measured_near_it() -> None:
+    for dtypes in DTYPES:
+        for spec in at_all_widths(families(*dtypes, "sm90a")):
+            assert calibration.constants(spec, H200) != calibration.estimated(spec, H200), spec
+
+
+def test_launches_are_spread_over_kernels_and_widths() -> None:
+    variants = at_all_widths(FAMILY)
+    counts: Counter[str] = Counter()
+    random = Random(3)
+    for shape in measure.shapes(60, seed=9):
+        found = measure.candidates(shape, variants, H200, random, counts)
+        assert 0 < len(found) <= measure.MOST + measure.RARE and len({(one.spec, one.plan) for one in found}) == len(found)
+        best = planner.make_plan(*shape, [measure.measured_layouts(spec) for spec in variants], H200)
+        assert best in [one.plan for one in found]
+        counts.update(one.spec.family for one in found)
+    assert {spec.family for spec in variants} == set(counts)
+    assert min(counts.values()) >= fitting.FEWEST and max(counts.values()) <= 1.5 * min(counts.values())

@@ -63,6 +63,18 @@ def test_plan_shows_every_field_and_says_why(cutlass_sk: CommandLine) -> None:
     assert f"expected to be faster: {plan.predicted_time_us:.1f} us against" in text
 
 
+def test_a_width_is_forced(cutlass_sk: CommandLine) -> None:
+    status, text, _ = cutlass_sk("plan", "1000", "1000", "1000", "--device", "h200", "--tile-n", "96", "--json")
+    record = json.loads(text)
+    assert status == 0 and record["kernel"]["tile"][1] == 96
+    # What it is compared with has the same tiles.
+    alone = Gemm("float16", device="h200", kernels=[record["kernel"]["name"]])
+    expected = alone.plan(1000, 1000, 1000, decomposition="data_parallel").predicted_time_us
+    assert record["data_parallel_predicted_time_us"] == expected
+    status, _, message = cutlass_sk("plan", "64", "64", "64", "--device", "h200", "--tile-n", "100")
+    assert status == 2 and "tile_n=100 is no width of these kernels' tiles; use one of 32, 64" in message
+
+
 def test_plan_as_json_is_the_plan(cutlass_sk: CommandLine) -> None:
     options = (
         "--dtype",

@@ -76,7 +76,7 @@ def said_by(plan: Plan) -> QueryResult:
 def test_a_kernel_is_what_its_spec_says(spec: KernelSpec, architecture: str) -> None:
     description = load_kernel(spec, architecture).description
     assert description.name == spec.name
-    assert (description.tile, description.cluster) == (spec.tile, spec.cluster)
+    assert (description.tile, description.narrowest, description.cluster) == (spec.tile, spec.widths[0], spec.cluster)
     assert (description.alignment_a, description.alignment_b) == (spec.alignment, spec.alignment)
     assert description.alignment_c == spec.alignment_c
     assert description.partial_bytes == spec.partial_bytes
@@ -108,8 +108,9 @@ def random_plan(spec: KernelSpec, chance: random.Random) -> Plan | None:
     if spec.persistent:
         forced["raster_order"] = chance.choice([None, *RASTER_ORDERS])
         forced["raster_swizzle"] = chance.choice([None, chance.randint(1, 9), INT_MAX])
+    forced["tile_n"] = chance.choice([None, *spec.widths])
     try:
-        return make_plan(m, n, k, [spec], device, Options(**forced))
+        return make_plan(m, n, k, spec.variants, device, Options(**forced))
     except PlanError:
         return None
 
@@ -125,6 +126,7 @@ def test_the_kernel_and_the_planner_agree_about_every_plan(spec: KernelSpec, arc
     assert len(kinds) >= (4 if spec.persistent else 6)
     assert ("cluster" in {plan.fixup for plan in plans}) == spec.cluster_fixup
     assert (len({plan.promotion for plan in plans} - {0}) > 0) == spec.promotable
+    assert {plan.kernel for plan in plans} == set(spec.variants)
 
 
 @every_kernel
@@ -144,11 +146,10 @@ def test_the_kernel_and_the_planner_agree_about_every_plan(spec: KernelSpec, arc
     ids=str,
 )
 def test_the_kernel_takes_the_largest_plans(spec: KernelSpec, architecture: str, size: Any, forced: Any) -> None:
-    try:
-        plan = make_plan(*size, [spec], preset("h200"), Options(**forced))
-    except PlanError:
-        return
-    assert query(load_kernel(spec, architecture), plan) == said_by(plan)
+    for used in spec.variants:
+        with suppress(PlanError):
+            plan = make_plan(*size, [used], preset("h200"), Options(**forced))
+            assert query(load_kernel(spec, architecture), plan) == said_by(plan)
 
 
 # What is refused. In another process: a kernel that dies is a failure, and not the end of the tests.
@@ -190,7 +191,7 @@ for forced in json.loads(sys.argv[3]):
         work, splits = cut_up(m, n, k, spec, preset("h200")), forced["in_clusters"]
         plan = build(Scored(1.0, work, Choice(work.work_tiles, work.work_tiles * splits, splits, True)), Options())
     else:
-        plan = make_plan(m, n, k, [spec], preset("h200"), Options(**forced))
+        plan = make_plan(m, n, k, spec.variants, preset("h200"), Options(**forced))
     problem = problem_struct(m, n, k, k, n, n)
     fields = [name for name, _ in abi.PlanStruct._fields_]
     good = {name: getattr(plan_struct(plan), name) for name in fields}
@@ -247,7 +248,9 @@ FORCED: list[dict[str, Any]] = [
 
 def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
     """The conditions on a plan for 1024 x 2048 x 4096, once more and in words of Python."""
-    size = spec.cluster_size
+    if plan["tile_n"] not in spec.widths:
+        return False
+    spec, size = spec.at(plan["tile_n"]), spec.cluster_size
     rows, columns = (2048, 1024) if spec.swapped else (1024, 2048)
     work_m, work_n = -(-rows // (spec.tile[0] * spec.cluster[0])), -(-columns // (spec.tile[1] * spec.cluster[1]))
     if plan["struct_bytes"] != 4 * len(plan) or plan["iters_per_tile"] != -(-4096 // spec.tile[2]):
@@ -265,7 +268,7 @@ def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
         spec.cluster_fixup and splits in CLUSTER_SPLITS and plan["dp_tiles"] == 0 and units == plan["grid"]
     ):
         return False
-    if plan["promotion_iters"] < 0 or (plan["promotion_iters"] and not spec.promotable):
+    if plan["promotion_iters"] < 0 or (plan["promotion_iters"] and not spec.takes_promotion):
         return False
     if spec.persistent:
         workers, rest = divmod(plan["grid"], size)
@@ -290,6 +293,7 @@ def is_legal(spec: KernelSpec, plan: dict[str, int]) -> bool:
 def test_corrupted_plans_and_operands_are_refused(spec: KernelSpec, architecture: str) -> None:
     load_kernel(spec, architecture)  # built here, with its progress and errors
     forced = [*FORCED, *({"in_clusters": splits} for splits in (2, 8) if spec.cluster_fixup)]
+    forced += [{**one, "tile_n": spec.narrowest} for one in FORCED[1:3] if spec.narrowest]
     command = [sys.executable, "-c", CORRUPTIONS, spec.name, architecture, json.dumps(forced)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stderr[-2000:]}"

@@ -17,7 +17,7 @@ import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
 from cutlass_sk.generator.emit import emit
-from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout, at_all_widths, binaries_of
+from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout, at_all_widths, binaries_of, binary_name
 
 CATALOGUE = tuple(kernels())
 FIRST = CATALOGUE[0]
@@ -269,6 +269,8 @@ def test_one_binary_has_a_spec_for_each_width() -> None:
     assert at_all_widths([FIRST, narrow, ONE_WIDTH, ONE_WIDTH]) == (*FIRST.variants, ONE_WIDTH)
     assert at_all_widths([narrow]) == (narrow,) and binaries_of([narrow, ONE_WIDTH, FIRST]) == (FIRST, ONE_WIDTH)
     assert find(narrow.name) == narrow and {spec.binary for spec in CATALOGUE} == set(CATALOGUE)
+    for spec in at_all_widths(CATALOGUE):
+        assert (binary_name(spec.name), binary_name(spec.family)) == (spec.binary.name, spec.binary.family)
     for spec, width in ((FIRST, 40), (FIRST, 288), (FIRST, 0), (ONE_WIDTH, 64)):
         with pytest.raises(ValueError, match=f"tile_n={width} is no width of {spec.name}; it takes "):
             spec.at(width)

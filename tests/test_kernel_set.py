@@ -43,6 +43,26 @@ def test_a_kernel_counts_with_its_best_plan_and_cublas_with_its_best_time() -> N
     assert times.ratios(4.0).tolist() == [[1.0, 1.0], [0.5, 2.0], [2.0, 0.5]]
 
 
+def test_a_binary_counts_with_its_best_width() -> None:
+    wide, narrow = (f"sm90a_f16_f16_64x{width}x64_n32to256_2x1_pingpong_swapped" for width in (256, 96))
+    other = "sm90a_f16_f16_64x96x64_2x1_pingpong_swapped"
+    rows = [
+        *ROWS[:2],
+        row(SMALL, narrow, 5.0, "split_k"),
+        row(SMALL, wide, 20.0),
+        row(LARGE, narrow, 200.0),
+        row(LARGE, wide, 50.0),
+        row(SMALL, other, 6.0),
+        row(LARGE, other, 100.0),
+    ]
+    times = kernel_set.gathered(rows)
+    assert times.kernels == (wide, other) and times.us.tolist() == [[5.0, 50.0], [6.0, 100.0]]
+    assert kernel_set.gathered(rows, "stream_k").kernels == (wide,)
+    steps = kernel_set.greedy(times, sizes={wide: 70, other: 10})
+    assert [(step.kernel, step.geomean, step.bytes) for step in steps] == [(wide, 2.0, 70), (other, 2.0, 80)]
+    assert kernel_set.only_whole_tiles(rows, [wide, other])[wide] == round(sqrt(10 / 6 * 2), 4)
+
+
 def test_kernels_are_added_greedily() -> None:
     sizes = {"even": 100, "large": 20, "small": 10}
     steps = kernel_set.greedy(kernel_set.gathered(ROWS), sizes=sizes)

@@ -17,9 +17,11 @@ from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.planner_sweep import Budget, Contest, Pretended, drawn, sample, shapes_of, sweep
 from cutlass_sk.ensemble.records import Log, RecordError
 from cutlass_sk.generator.catalog import families
+from cutlass_sk.generator.spec import at_all_widths
 
 H200 = PRESETS["h200"]
 KERNELS = families("float16", "float16", "sm90a")
+VARIANTS = at_all_widths(KERNELS)
 CONTEST = Contest("float16", KERNELS, H200)
 
 
@@ -59,18 +61,31 @@ def test_samples_and_shards_are_parts_of_one_order() -> None:
 
 def test_candidates_hold_together_are_different_and_hold_the_planner_s_choice() -> None:
     for m, n, k in ((128, 128, 8192), (1024, 1024, 1024), (4096, 4096, 512), (8192, 256, 128)):
-        found = candidates(m, n, k, KERNELS, H200)
+        found = candidates(m, n, k, VARIANTS, H200)
         for plan in found:
             plan.check()
         assert len({identity(plan) for plan in found}) == len(found)
-        assert identity(planner.make_plan(m, n, k, KERNELS, H200)) in {identity(plan) for plan in found}
-        assert {plan.kernel for plan in found} == set(KERNELS)
+        assert identity(planner.make_plan(m, n, k, VARIANTS, H200)) in {identity(plan) for plan in found}
+        assert {plan.kernel for plan in found} == set(VARIANTS)
     large = candidates(4096, 4096, 512, KERNELS, H200)
     assert {plan.raster_swizzle for plan in large} == {1, 2, 4, 8}
     few = candidates(128, 128, 8192, KERNELS, H200)
     assert {"data_parallel", "split_k"} <= {plan.decomposition for plan in few}
     assert thinned(range(2, 200), 12)[0] == 2 and thinned(range(2, 200), 12)[-1] == 199 and len(thinned(range(99), 12)) <= 12
     assert thinned([2, 3], 12) == [2, 3]
+
+
+def test_contenders_use_the_widths_of_their_kernels() -> None:
+    problems = drawn(30)
+    plans = [CONTEST.plans(problem) for problem in problems]
+    for name, kernels in (("set", KERNELS), ("single", KERNELS[:1]), ("data_parallel", KERNELS[:1])):
+        used = {plan[name].kernel for plan in plans}
+        assert {spec.binary for spec in used} <= set(kernels) and len({spec.tile[1] for spec in used}) > 2
+    assert all(plan["set"].predicted_time_us <= plan["single"].predicted_time_us for plan in plans)
+    assert {spec.binary for spec in planner_sweep.in_layouts(CONTEST)} == {spec.with_layouts("t", "n") for spec in KERNELS}
+    # Plans of two widths may be alike in every count, and are different launches.
+    wide, narrow = (planner.make_plan(8, 64, 64, [KERNELS[0].at(width)], H200) for width in (64, 96))
+    assert wide.grid == narrow.grid and identity(wide) != identity(narrow)
 
 
 def test_float64_has_candidates_too() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -29,8 +30,11 @@ SEED = 1871
 CORPUS_SEED, CORPUS_COUNT = 2301, 32824
 SLOWEST = 1.8
 """Candidates that are expected to take so many times as long as the fastest are not measured."""
-MOST = 90
-"""Candidates a shape."""
+MOST = 64
+"""Candidates a shape: one half is expected to be the fastest, the other is of the kernels and widths with the fewest records."""
+FAR, FEW, RARE = 4.0, 40, 4
+"""Kernels and widths with fewer than 40 records are measured, four a shape, where they are expected to take up to four times as
+long as the fastest."""
 FILL_US = 300.0
 POOL_BYTES = 1 << 30
 PARTIALS_BYTES, FLAG_BYTES = 256 << 20, 1 << 20
@@ -89,17 +93,48 @@ def measured_layouts(spec: KernelSpec) -> KernelSpec:
     return spec.with_layouts("t", "n")
 
 
-def candidates(shape: Shape, specs: Sequence[KernelSpec], device: Device, random: Random) -> list[Candidate]:
-    """What is measured of ``shape``: each kernel data-parallel and otherwise, but what is expected to be slow, in random order."""
-    found: list[tuple[float, Candidate]] = []
+def candidates(
+    shape: Shape, specs: Sequence[KernelSpec], device: Device, random: Random, counts: Mapping[str, int] | None = None
+) -> list[Candidate]:
+    """What is measured of ``shape``: each kernel data-parallel and otherwise, but what is expected to be slow, in random order.
+
+    specs    each at one width
+    counts   records that there are, by ``KernelSpec.family``
+    """
+    found = []
     for spec in map(measured_layouts, specs):
         for scored in planner.scored(*shape, [spec], device, Options()):
-            plan = planner.build(scored, Options())
-            found.append((scored.time_us, Candidate(spec, plan)))
-    fastest = min(time_us for time_us, _ in found)
-    chosen = sorted((one for one in found if one[0] <= SLOWEST * fastest), key=lambda one: one[0])[:MOST]
+            found.append(Candidate(spec, planner.build(scored, Options())))
+    found.sort(key=_expected_us)
+    chosen = _spread(found, counts or {}, random)
     random.shuffle(chosen)
-    return [candidate for _, candidate in chosen]
+    return chosen
+
+
+def _spread(found: Sequence[Candidate], counts: Mapping[str, int], random: Random) -> list[Candidate]:
+    """The part of ``found``, fastest first, that is measured: at most ``MOST``, and ``RARE`` of what has few records."""
+    fastest = _expected_us(found[0])
+    near = [one for one in found if _expected_us(one) <= SLOWEST * fastest]
+    chosen, rest = near[: MOST // 2], near[MOST // 2 :]
+    # Turn by turn: the first candidate of the rarest, and its second one as if it had one record more.
+    turns: Counter[str] = Counter()
+    keys = []
+    for number, one in enumerate(rest):
+        keys.append((counts.get(one.spec.family, 0) + turns[one.spec.family], random.random(), number))
+        turns[one.spec.family] += 1
+    chosen += [rest[number] for _, _, number in sorted(keys)[: MOST - len(chosen)]]
+    seen = {one.spec.family for one in chosen}
+    rare = []
+    for one in found:
+        count = counts.get(one.spec.family, 0)
+        if one.spec.family not in seen and count < FEW and _expected_us(one) <= FAR * fastest:
+            seen.add(one.spec.family)
+            rare.append((count, random.random(), one))
+    return chosen + [one for _, _, one in sorted(rare, key=lambda entry: entry[:2])[:RARE]]
+
+
+def _expected_us(candidate: Candidate) -> float:
+    return candidate.plan.predicted_time_us
 
 
 def measure(
@@ -110,12 +145,15 @@ def measure(
     budget_seconds: float,
     seed: int = SEED,
     done: frozenset[Shape] = frozenset(),
+    counts: Mapping[str, int] | None = None,
     progress: Callable[[int, int], None] = lambda finished, total: None,
 ) -> Iterator[list[Record]]:
     """Times ``specs``, which have one dtype of a, b and c, on one shape after another; yields the records of each.
 
-    Ends with the last shape or when ``budget_seconds`` are spent. ``done``: shapes that were measured before.
+    Ends with the last shape or when ``budget_seconds`` are spent. ``done``: shapes that were measured before, which gave so many
+    records, ``counts``, by family.
     """
+    measured = Counter(counts or {})
     first, random, end = specs[0], Random(seed), time.monotonic() + budget_seconds
     inputs, out = torch_dtype(first.dtype), torch_dtype(first.out_dtype)
     largest = LARGEST * LARGEST
@@ -136,7 +174,8 @@ def measure(
         def take(number: int, read: Sizes = read, written: Size = written) -> list[torch.Tensor]:
             return [*operands.take(number, *read), *outputs.take(number, written)]
 
-        contenders = [one for one in candidates(shape, specs, device, random) if workspace.holds(one.plan)]
+        contenders = [one for one in candidates(shape, specs, device, random, measured) if workspace.holds(one.plan)]
+        measured.update(one.spec.family for one in contenders)
         launches, expected = {}, {}
         for index, candidate in enumerate(contenders):
             launches[str(index)] = _launch(candidate, device, workspace, take)

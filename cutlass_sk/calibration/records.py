@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..device import Device
 from ..errors import CalibrationError
 from ..generator.catalog import DTYPES, GENERATIONS, families
-from ..generator.spec import KernelSpec
+from ..generator.spec import KernelSpec, at_all_widths
 from ..model import Load
 from ..planner import Choice, Work, cut_up, load
 
@@ -41,9 +42,11 @@ class Record:
         return self.m, self.n, self.k
 
 
-def catalogue() -> dict[str, KernelSpec]:
-    """Every kernel by its family."""
-    return {spec.family: spec for name in GENERATIONS for dtypes in DTYPES for spec in families(*dtypes, name)}
+@lru_cache(maxsize=1)
+def catalogue() -> Mapping[str, KernelSpec]:
+    """Every kernel at each of its widths, by its family."""
+    every = at_all_widths(spec for name in GENERATIONS for dtypes in DTYPES for spec in families(*dtypes, name))
+    return {spec.family: spec for spec in every}
 
 
 def load_of(record: Record, specs: Mapping[str, KernelSpec], device: Device) -> tuple[Work, Load]:

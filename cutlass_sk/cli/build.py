@@ -26,7 +26,9 @@ def build(
     arch: Annotated[
         str | None, typer.Option("--arch", help="Compile target: 90a, 80, 86, 89 or 90.  \\[default: first of the generation]")
     ] = None,
-    tile: Annotated[str | None, typer.Option("--tile", help="Only this tile, such as 128x128x64.  \\[default: all]")] = None,
+    tile: Annotated[
+        str | None, typer.Option("--tile", help="Only kernels that take this tile, such as 128x128x64.  \\[default: all]")
+    ] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="Only this cluster, such as 2x1.  \\[default: all]")] = None,
     layout: Annotated[
         Layouts | None, typer.Option("--layout", help="Only these layouts of a and b.  \\[default: all four]")
@@ -41,12 +43,13 @@ def build(
         for spec in kernels()
         if spec.generation == (generation or _generation_for(arch))
         and (spec.dtype, spec.out_dtype) == (dtype, out_dtype or dtype)
-        and chosen_tile in (None, spec.tile)
+        and (chosen_tile is None or chosen_tile in {used.tile for used in spec.variants})
         and chosen_cluster in (None, spec.cluster)
         and layout in (None, spec.layout_a + spec.layout_b)
     ]
     if not specs:
-        near = sorted({"x".join(map(str, s.tile)) for s in kernels() if (s.dtype, s.out_dtype) == (dtype, out_dtype or dtype)})
+        tiles = {used.tile for s in kernels() if (s.dtype, s.out_dtype) == (dtype, out_dtype or dtype) for used in s.variants}
+        near = ["x".join(map(str, tile)) for tile in sorted(tiles)]
         raise DtypeError(
             f"no kernel fits these options; tiles for {dtype} -> {out_dtype or dtype}: {', '.join(near) or 'none'}; "
             f"targets: {', '.join(sum(ARCHITECTURES.values(), ()))}. `python -m cutlass_sk.generator list` lists all"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from ..calibration.records import Record
 from ..device import PRESETS, Device, real, resolve
 from ..errors import CalibrationError, DeviceError
 from ..generator.catalog import DTYPES, families
-from ..generator.spec import KernelSpec
+from ..generator.spec import KernelSpec, at_all_widths, binaries_of
 from ..jit.build import build
 from ..provenance import provenance, save
 from .options import Dtype
@@ -78,14 +78,16 @@ def calibrate(
 
 
 def _kernels(pair: tuple[str, str], device: Device) -> list[KernelSpec]:
-    return list(families(*pair, device.generation))
+    """The kernels of a pair of dtypes, each at all of its widths: what has constants of its own."""
+    return list(at_all_widths(families(*pair, device.generation)))
 
 
 def _intent(pairs: list[tuple[str, str]], device: Device, shapes: int, seconds: float, output: Path | None) -> str:
-    count = sum(len(_kernels(pair, device)) for pair in pairs)
+    specs = [spec for pair in pairs for spec in _kernels(pair, device)]
+    count = f"{len(binaries_of(specs))} kernels" + (f", at {len(specs)} widths in all," if len(specs) > len(pairs) else "")
     path = output or calibration.own_path(device)
     return (
-        f"{device.name}: {count} kernels of {len(pairs)} pairs of dtypes, up to {shapes} shapes for each pair, {seconds:.0f} s "
+        f"{device.name}: {count} of {len(pairs)} pairs of dtypes, up to {shapes} shapes for each pair, {seconds:.0f} s "
         f"in all beyond what compiling takes; the calibration would be written to {path}"
     )
 
@@ -95,7 +97,7 @@ def _measure(
 ) -> list[Record]:
     known = records.read(kept) if kept is not None and kept.exists() else []
     found = list(known)
-    specs = [measure.measured_layouts(spec) for pair in pairs for spec in _kernels(pair, device)]
+    specs = binaries_of(measure.measured_layouts(spec) for pair in pairs for spec in _kernels(pair, device))
     for architecture in sorted({device.architecture(spec) for spec in specs}):
         build([spec for spec in specs if device.architecture(spec) == architecture], architecture)
     with Progress(console=Console(stderr=True)) as progress:
@@ -108,6 +110,7 @@ def _measure(
                 budget_seconds=seconds / len(pairs),
                 seed=seed,
                 done=frozenset(one.shape for one in known if _pair(one) == pair),
+                counts=Counter(one.kernel for one in known),
                 progress=lambda finished, total, task=task: progress.update(task, completed=finished, total=total),  # type: ignore[misc]
             )
             for batch in batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Annotated
 
@@ -75,11 +76,12 @@ def explanation_table(explanation: Explanation, shown: tuple[Candidate, ...], ti
 
 
 def label(candidate: Candidate) -> str:
-    """Tile, cluster and decomposition, short: a row must fit a terminal."""
+    """Tile, cluster and decomposition, short, without the kernel's other widths: a row must fit a terminal."""
     plan = candidate.plan
     cut = f" {plan.splits}" if plan.splits > 1 else f" {plan.sk_tiles}/{plan.sk_units}" if plan.sk_units else ""
     cut += " by clusters" if plan.fixup == "cluster" else ""
-    return f"{plan.kernel.family.split('_', 3)[3]} {plan.decomposition.replace('data_parallel', 'dp')}{cut}"
+    kernel = re.sub(r"_n\d+to\d+", "", plan.kernel.family.split("_", 3)[3])
+    return f"{kernel} {plan.decomposition.replace('data_parallel', 'dp')}{cut}"
 
 
 def _measured(gemm: Gemm, shown: tuple[Candidate, ...], layout: Layouts) -> list[float]:

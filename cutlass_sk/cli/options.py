@@ -28,6 +28,9 @@ DecompositionOption = Annotated[
 ]
 SplitsOption = Annotated[int | None, typer.Option("--splits", help="Parts each tile is cut in; implies split_k.")]
 SmsOption = Annotated[int | None, typer.Option("--sms", help="Use so many SMs.  \\[default: all]")]
+TileNOption = Annotated[
+    int | None, typer.Option("--tile-n", help="Columns of a tile: one of the kernels' widths.  \\[default: the fastest expected]")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -21,6 +21,7 @@ from .options import (
     OutDtypeOption,
     SmsOption,
     SplitsOption,
+    TileNOption,
 )
 from .planned import plan_problem, plan_table, why
 
@@ -41,6 +42,7 @@ def plan(
     decomposition: DecompositionOption = None,
     splits: SplitsOption = None,
     sms: SmsOption = None,
+    tile_n: TileNOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,6 +58,7 @@ def plan(
         decomposition=decomposition,
         splits=splits,
         sms=sms,
+        tile_n=tile_n,
         device=device,
     )
     if as_json:

@@ -17,7 +17,8 @@ from .options import Dtype, Layouts, OutDtype
 
 @dataclass(frozen=True)
 class Planned:
-    """``data_parallel`` is what the same kernel would do plain data-parallel, ``stream_k`` what it would do as Stream-K."""
+    """``data_parallel`` is what the same kernel would do plain data-parallel, ``stream_k`` what it would do as Stream-K, both with
+    the plan's tiles."""
 
     gemm: Gemm
     plan: Plan
@@ -37,16 +38,17 @@ def plan_problem(
     decomposition: Decomposition | None = None,
     splits: int | None = None,
     sms: int | None = None,
+    tile_n: int | None = None,
     device: str | None = None,
 ) -> Planned:
     """Plans c[m, n] = a[m, k] @ b[k, n] for ``device`` (default: the current GPU, without one an H200)."""
     gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, device=device)
-    plan = gemm.plan(m, n, k, decomposition=decomposition, splits=splits, sms=sms)
+    plan = gemm.plan(m, n, k, decomposition=decomposition, splits=splits, sms=sms, tile_n=tile_n)
     kernel = plan.kernel
-    alone = Gemm(dtype, out_dtype=out_dtype, device=device, kernels=[kernel])
-    data_parallel = alone.plan(m, n, k, decomposition="data_parallel", sms=sms)
+    alone, width = Gemm(dtype, out_dtype=out_dtype, device=device, kernels=[kernel]), kernel.tile[1]
+    data_parallel = alone.plan(m, n, k, decomposition="data_parallel", sms=sms, tile_n=width)
     try:
-        stream_k = alone.plan(m, n, k, decomposition="stream_k", sms=sms)
+        stream_k = alone.plan(m, n, k, decomposition="stream_k", sms=sms, tile_n=width)
     except PlanError:  # too long a line for 32 bits; there is no such twin then
         stream_k = data_parallel
     layout_a, layout_b = layouts(layout)

@@ -18,6 +18,7 @@ from .options import (
     OutDtypeOption,
     SmsOption,
     SplitsOption,
+    TileNOption,
 )
 from .planned import plan_problem, plan_table, why
 
@@ -33,6 +34,7 @@ def run(
     decomposition: DecompositionOption = None,
     splits: SplitsOption = None,
     sms: SmsOption = None,
+    tile_n: TileNOption = None,
 ) -> None:
     """Compile if needed, run, check against fp64 and time against cuBLAS. Needs a GPU."""
     if not torch.cuda.is_available():
@@ -48,6 +50,7 @@ def run(
         decomposition=decomposition,
         splits=splits,
         sms=sms,
+        tile_n=tile_n,
     )
     console = Console()
     console.print(plan_table(planned.plan))

@@ -15,6 +15,7 @@ struct PackedProfile {
   double load_a_us, load_b_us, power_us, dram_us, alone, crowded, floor_us, rows16, rows32, rows64;
   double span_m, span_n, tile_k, slots, half, twice, persistent;
   double clusters[4][2];  ///< peers, tiles that run at a time; 0 peers: none
+  double chains[2][2];    ///< c and floor_us where chains of sums end after one k-tile, and after two
 };
 
 struct Decision {
@@ -27,15 +28,19 @@ inline constexpr size_t kMostKernels = 128;
 
 class Decider {
  public:
-  Decider(PackedProfile const* kernels, size_t count, int64_t m, int64_t n, int64_t k, int64_t moved, int64_t row_a, int64_t row_b)
-      : kernels_(kernels), count_(count), m_(m), n_(n), k_(k), moved_(moved), row_a_(row_a), row_b_(row_b) {}
+  /// `chained`: chains of sums end after a k-tile if all tiles run at once, else after two, where the kernel can end them.
+  Decider(PackedProfile const* kernels, size_t count, int64_t m, int64_t n, int64_t k, int64_t moved, int64_t row_a, int64_t row_b,
+          bool chained)
+      : kernels_(kernels), count_(count), m_(m), n_(n), k_(k), moved_(moved), row_a_(row_a), row_b_(row_b), chained_(chained) {}
 
   Decision decide() {
     std::pair<double, size_t> order[kMostKernels];
     for (size_t i = 0; i < count_; ++i) {
       PackedProfile const& p = kernels_[i];
-      double const work = double(tiles_of(p) * iters_of(p));
-      double main = p.floor_us * work, power = p.power_us * work, dram = p.dram_us * double(moved_);
+      int64_t const tiles = tiles_of(p);
+      double const work = double(tiles * iters_of(p));
+      double const floor_us = chained_ ? p.chains[double(tiles) > p.slots][1] : p.floor_us;
+      double main = floor_us * work, power = p.power_us * work, dram = p.dram_us * double(moved_);
       main *= main;
       power *= power;
       order[i] = {p.a + std::sqrt(std::sqrt(main * main + power * power) + dram * dram) * (1 - 1e-12), i};
@@ -50,6 +55,7 @@ class Decider {
   PackedProfile const* kernels_;
   size_t count_;
   int64_t m_, n_, k_, moved_, row_a_, row_b_;
+  bool chained_;
   Decision best_{};
 
   static int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
@@ -117,7 +123,8 @@ class Decider {
     }
     double loads = p.load_a_us * row_cost(p, row_a_) + p.load_b_us * row_cost(p, row_b_);
     loads *= last_iters != 0 ? double(most) - double(last_iters) * (1 - share_of(p, active, finished == 1)) : double(most);
-    double mma = p.c * double(most), power = p.power_us * double(tiles * iters), dram = p.dram_us * double(moved_);
+    double const c = chained_ ? p.chains[tiles > slots][0] : p.c;
+    double mma = c * double(most), power = p.power_us * double(tiles * iters), dram = p.dram_us * double(moved_);
     mma *= mma;
     loads *= loads;
     power *= power;

@@ -308,10 +308,10 @@ PyObject* forget_workspaces(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-/// decide(profiles, m, n, k, moved, row_a, row_b)
+/// decide(profiles, m, n, k, moved, row_a, row_b, chained)
 PyObject* decide(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 7 || !PyBytes_Check(arguments[0])) {
-    PyErr_SetString(PyExc_TypeError, "decide takes packed profiles and six whole numbers");
+  if (count != 8 || !PyBytes_Check(arguments[0])) {
+    PyErr_SetString(PyExc_TypeError, "decide takes packed profiles, six whole numbers, and whether chains of sums end early");
     return nullptr;
   }
   Py_ssize_t const bytes = PyBytes_Size(arguments[0]), size = Py_ssize_t(sizeof(cutlass_sk::PackedProfile));
@@ -320,22 +320,25 @@ PyObject* decide(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     numbers[i] = PyLong_AsLongLong(arguments[i + 1]);
     if (numbers[i] == -1 && PyErr_Occurred()) return nullptr;
   }
-  if (bytes % size != 0 || bytes == 0 || size_t(bytes / size) > cutlass_sk::kMostKernels || *std::min_element(numbers, numbers + 3) < 1) {
+  if (bytes % size != 0 || bytes == 0 || size_t(bytes / size) > cutlass_sk::kMostKernels ||
+      *std::min_element(numbers, numbers + 3) < 1) {
     PyErr_Format(PyExc_ValueError, "decide takes 1 to %zu profiles, and sizes of 1 or more", cutlass_sk::kMostKernels);
     return nullptr;
   }
+  int const chained = PyObject_IsTrue(arguments[7]);
+  if (chained < 0) return nullptr;
   auto const* const profiles = reinterpret_cast<cutlass_sk::PackedProfile const*>(PyBytes_AsString(arguments[0]));
-  auto const made =
-      cutlass_sk::Decider(profiles, size_t(bytes / size), numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5])
-          .decide();
+  cutlass_sk::Decider decider(profiles, size_t(bytes / size), numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],
+                              numbers[5], chained != 0);
+  auto const made = decider.decide();
   return Py_BuildValue("(dLLLLN)", made.time_us, static_cast<long long>(made.kernel), static_cast<long long>(made.shared),
                        static_cast<long long>(made.units), static_cast<long long>(made.splits), PyBool_FromLong(made.in_cluster));
 }
 
 PyMethodDef functions[] = {
     {"decide", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(decide)), METH_FASTCALL,
-     "decide(profiles, m, n, k, bytes_moved, row_bytes_a, row_bytes_b): (time_us, kernel, shared, units, splits, in_cluster), the\n"
-     "planner's choice among packed profiles."},
+     "decide(profiles, m, n, k, bytes_moved, row_bytes_a, row_bytes_b, chained): (time_us, kernel, shared, units, splits,\n"
+     "in_cluster), the planner's choice among packed profiles. chained: kernels that can end chains of sums early do."},
     {"bind", bind, METH_VARARGS, "bind(Tensor, Tensor.__dlpack_c_exchange_api__, increment_version): how tensors are seen."},
     {"set_workspace", set_workspace, METH_VARARGS,
      "set_workspace(device, stream, partials, partials_bytes, barriers, barrier_bytes, owner): memory at these addresses is the\n"

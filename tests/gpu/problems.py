@@ -87,8 +87,10 @@ def poisoned(spec: KernelSpec, m: int, n: int) -> torch.Tensor:
 
 
 def plans(gemm: Gemm, m: int, n: int, k: int) -> list[Plan]:
-    """Every kind of schedule: grids from one SM to all, splits, hybrids, basic Stream-K, both reductions."""
-    every = [gemm.plan(m, n, k), gemm.plan(m, n, k, decomposition="data_parallel")]
+    """Every kind of schedule: grids from one SM to all, splits, hybrids, basic Stream-K, both reductions; the main ones at every
+    width of the kernel."""
+    every = width_plans(gemm, m, n, k)
+    every += [gemm.plan(m, n, k), gemm.plan(m, n, k, decomposition="data_parallel")]
     every += [gemm.plan(m, n, k, splits=splits) for splits in (1, 2, 3, 5, 8, 16, 33)]
     every += [gemm.plan(m, n, k, decomposition="stream_k", sms=sms) for sms in range(1, 133)]
     every += [gemm.plan(m, n, k, decomposition="stream_k", sk_tiles=10**6, sk_units=units) for units in (1, 7, 31, 64, 132, 200)]
@@ -104,6 +106,26 @@ def plans(gemm: Gemm, m: int, n: int, k: int) -> list[Plan]:
     return every
 
 
+def width_plans(gemm: Gemm, m: int, n: int, k: int) -> list[Plan]:
+    """Each kind of schedule at every width of the kernel, where it has several."""
+    made: list[Plan] = []
+    for spec in gemm.spec.variants if gemm.spec.widest else ():
+        forced: list[dict[str, Any]] = [
+            {"decomposition": "data_parallel"},
+            {"decomposition": "data_parallel", "sms": 17},
+            *({"splits": splits} for splits in (2, 3, 8, 33)),
+            *({"decomposition": "stream_k", "sms": sms} for sms in (4, 31, 132)),
+            {"decomposition": "stream_k", "sk_tiles": 10**6, "sk_units": 31},
+            {"decomposition": "stream_k", "sms": 50, "sk_tiles": 5, "raster_order": "along_n", "raster_swizzle": 3},
+            {"decomposition": "stream_k", "sms": 33, "reduction_mode": "nondeterministic"},
+        ]
+        if spec.takes_promotion:
+            forced += [{"promotion": spec.tile[2] * iters} for iters in (1, 2)]
+        made += [gemm.plan(m, n, k, tile_n=spec.tile[1], **options) for options in forced]
+        made += cluster_plans(spec, m, n, k)
+    return made
+
+
 def cluster_plans(spec: KernelSpec, m: int, n: int, k: int) -> list[Plan]:
     """Splits whose parts add up in clusters, also where more clusters are launched than run at a time."""
     work = planner.cut_up(m, n, k, spec, real(0))
@@ -116,11 +138,12 @@ def cluster_plans(spec: KernelSpec, m: int, n: int, k: int) -> list[Plan]:
 
 
 def random_plan(gemm: Gemm, m: int, n: int, k: int, random: Random) -> Plan:
-    """Any decomposition, grid, raster and reduction that the library can be asked for."""
-    clusters = cluster_plans(gemm.spec, m, n, k)
+    """Any width, decomposition, grid, raster and reduction that the library can be asked for."""
+    spec = random.choice(gemm.spec.variants)
+    clusters = cluster_plans(spec, m, n, k)
     if clusters and random.random() < 0.2:
         return random.choice(clusters)
-    forced: dict[str, Any] = {"sms": random.randint(gemm.spec.cluster_size, 132)}
+    forced: dict[str, Any] = {"sms": random.randint(gemm.spec.cluster_size, 132), "tile_n": spec.tile[1]}
     kind = random.choice(["data_parallel", "split_k", "stream_k"])
     if kind == "split_k":
         forced["splits"] = random.randint(2, 20)

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import torch
 from cutlass_sk import Gemm
-chosen = [Gemm("float16", kernels=[spec]) for spec in Gemm("float16").kernels[:3]]  # ping-pong, cooperative, cluster fix-up
+chosen = [Gemm("float16", kernels=[spec]) for spec in Gemm("float16").kernels[:4]]  # ping-pong, cooperative, cluster fix-up
 chosen += [Gemm("float64", kernels=1), Gemm("float16", generation="sm80"), Gemm("float64", generation="sm80")]
 for gemm in chosen:
     m, n, k = 328, 200, 1096
@@ -22,7 +22,10 @@ for gemm in chosen:
     if gemm.dtype == torch.float16 and gemm.spec.generation == "sm90a":
         b = b.t().contiguous().t()  # the layouts that all kernels are built for
     exact = (a.double() @ b.double()).to(gemm.dtype)
-    for options in ({"decomposition": "data_parallel"}, {"decomposition": "stream_k", "sms": 20}, {"splits": 9}, {"splits": 4}):
+    kinds = [{"decomposition": "data_parallel"}, {"decomposition": "stream_k", "sms": 20}, {"splits": 9}, {"splits": 4}]
+    if gemm.spec.widest:
+        kinds += [{"tile_n": width, "splits": 4} for width in (gemm.spec.narrowest, 96, gemm.spec.widest)]
+    for options in kinds:
         for beta in (0.0, 1.0):
             c = torch.zeros(m, n, device="cuda", dtype=gemm.dtype)
             gemm.run(a, b, c, beta=beta, plan=gemm.plan(m, n, k, **options))
