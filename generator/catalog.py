@@ -19,12 +19,12 @@ DTYPES: tuple[tuple[str, str], ...] = (
 """(element type of a and b, element type of c) of every kernel."""
 
 SM90_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, bool], ...] = (
-    ((64, 64, 256), (2, 1), "pingpong", False),
+    ((64, 32, 256), (2, 1), "pingpong", False),
     ((128, 128, 256), (2, 1), "cooperative", False),
-    ((64, 64, 256), (4, 1), "pingpong", False),
+    ((64, 32, 256), (4, 1), "pingpong", False),
     ((64, 32, 192), (1, 1), "pingpong", False),
     ((128, 64, 192), (2, 1), "pingpong", True),
-    ((64, 64, 256), (4, 1), "pingpong", True),
+    ((64, 32, 256), (4, 1), "pingpong", True),
     ((128, 128, 256), (2, 1), "cooperative", True),
     ((256, 64, 128), (1, 2), "cooperative", True),
 )

@@ -229,12 +229,12 @@ class WgmmaMainloop {
         while (k_tiles > 0) {
           int32_t const links = params.chain_iters < k_tiles ? params.chain_iters : k_tiles;
           k_tiles -= links;
-          multiply(Promoted{}, chain, 0);
           CUTLASS_PRAGMA_NO_UNROLL
-          for (int32_t link = 1; link < links; ++link) {
-            multiply(Promoted{}, chain, 1);
+          for (int32_t link = 0; link < links; ++link) {
+            multiply(Promoted{}, chain, link > 0);
             warpgroup_wait<1>();
-            give_back();
+            fence(chain, Promoted{});
+            if (link > 0) give_back();
           }
           if (k_tiles == 0) issued();
           warpgroup_wait<0>();
@@ -246,13 +246,13 @@ class WgmmaMainloop {
         return;
       }
     }
-    multiply(Products{}, sums, 0);
+    // The first products replace what is in the registers. One loop for all: twice the instructions, and ptxas gives up.
     CUTLASS_PRAGMA_NO_UNROLL
-    for (; k_tiles > 1; --k_tiles) {
-      multiply(Products{}, sums, 1);
+    for (int i = 0; i < k_tiles; ++i) {
+      multiply(Products{}, sums, i > 0);
       warpgroup_wait<1>();
       fence(sums, Products{});
-      give_back();
+      if (i > 0) give_back();
     }
     issued();
     warpgroup_wait<0>();
