@@ -225,7 +225,7 @@ class WgmmaMainloop {
         constexpr int kRun = Promoted::kWidest / 2;
         float chain[Promoted::kSums];
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < Products::kSums; ++i) sums[i] = 0;
+        for (int i = 0; i < Promoted::kSums; ++i) sums[i / kRun * (kWidest / 2) + i % kRun] = 0;
         while (k_tiles > 0) {
           int32_t const links = params.chain_iters < k_tiles ? params.chain_iters : k_tiles;
           k_tiles -= links;
