@@ -3,6 +3,8 @@
 A kernel that takes several widths has one main loop, and in it a choice among instructions. Were the choice made in C++, each way
 through it would have sums of its own as far as the compiler knows, which it then cannot always bring together in registers, and it
 makes the tensor core wait for each instruction (ptxas says C7511 or C7515). In one piece all of them are plainly the same registers.
+Each way ends its group of instructions itself: a commit after they meet again is an instruction of its own to the hardware, and a
+wait that leaves one group under way then leaves only that one.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def products(name: str, widths: Sequence[int], dtype: str, blocks_m: int, k_majo
                     f"wgmma.mma_async.sync.aligned.m{ROWS}n{width}k{K}.f32.{PTX_TYPE[dtype]}.{PTX_TYPE[dtype]} {{{list_of_sums}}}, "
                     f"{descriptors_a[block][k]}, {descriptors_b[k]}, {'adds' if k == 0 else 'always'}, 1, 1, {transposed};"
                 )
-        return lines
+        return [*lines, "wgmma.commit_group.sync.aligned;"]
 
     def chosen(some: Sequence[int]) -> list[str]:
         """The instructions for a width among ``some``: halved until one is left."""

@@ -215,7 +215,6 @@ class WgmmaMainloop {
       }
       pipeline.consumer_wait(state);
       products.add(sums, stage_a, stage_b, params.width, adds);
-      warpgroup_commit_batch();
       ++state;
     };
 
