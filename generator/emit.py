@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import wgmma
 from .spec import KernelSpec, Layout
 
 if TYPE_CHECKING:
@@ -28,12 +27,11 @@ CUTLASS_LAYOUT = {"t": "RowMajor", "n": "ColumnMajor"}
 
 WGMMA_INCLUDES = ("cutlass/cutlass.h", "cutlass_sk/column_epilogue.hpp", "cutlass_sk/wgmma_mainloop.hpp")
 WGMMA_KERNEL = """\
-{products}
 using cluster = cute::Shape<{cluster}>;
 using epilogue = cutlass_sk::ColumnEpilogue<{tile_m}, {tile_k}, cluster, {element_c}, cutlass::layout::{layout_c}, {cooperative}>;
 using mainloop = cutlass_sk::WgmmaMainloop<
     {element}, cutlass::layout::{layout_a}, cutlass::layout::{layout_b}, cute::Shape<{tile}>, {narrowest}, cluster, {warpgroups},
-    cutlass_sk::kStageMemory<epilogue, {ctas_per_sm}>, products, {promoted}>;
+    cutlass_sk::kStageMemory<epilogue, {ctas_per_sm}>, {promotable}>;
 struct gemm : public cutlass_sk::StreamKGemm<
     cute::Shape<int, int, int, int>, mainloop, epilogue, cutlass_sk::KernelPolicy<{concurrent_tiles}, {ctas_per_sm}>> {{ }};"""
 
@@ -83,9 +81,6 @@ def _stock_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
 def _wgmma_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
     """The same for a kernel of our wgmma main loop and CUTLASS's TMA epilogue."""
     layout_a, layout_b, layout_c = _kernel_layouts(spec)
-    common = spec.dtype, spec.tile[0] // (64 * spec.tile_warpgroups), layout_a == "t", layout_b == "n"
-    narrow = [variant.tile[1] for variant in spec.variants if variant.takes_promotion]
-    whole, promoted = ("products", spec.widths, *common), ("promoted", narrow, *common)
     kernel = WGMMA_KERNEL.format(
         cluster=_shape((*spec.cluster, 1)),
         tile=_shape(spec.tile),
@@ -99,8 +94,7 @@ def _wgmma_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
         layout_c=CUTLASS_LAYOUT[layout_c],
         warpgroups=spec.tile_warpgroups,
         cooperative=str(spec.schedule == "cooperative").lower(),
-        products="\n".join(wgmma.products(*names) for names in (whole, promoted)[: 1 + spec.promotable]),
-        promoted="promoted" if spec.promotable else "void",
+        promotable=str(spec.promotable).lower(),
         concurrent_tiles=_concurrent_tiles(spec),
         ctas_per_sm=spec.ctas_per_sm,
     )

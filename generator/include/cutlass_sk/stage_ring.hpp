@@ -8,8 +8,14 @@
 
 namespace cutlass_sk {
 
-template <int most_stages>
+template <int most_stages, class ClusterShape>
 class StageRing {
+  static constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
+  static constexpr int kPeers = kClusterM + kClusterN - 1;
+  static constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
+  static_assert(kPeers <= kThreads / cutlass::NumThreadsPerWarp, "one warp of a warpgroup for each peer");
+  static_assert(most_stages <= cutlass::NumThreadsPerWarp, "one thread of a warp for each stage");
+
  public:
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -59,18 +65,11 @@ class StageRing {
 
   /// Operands are multicast along the rows and columns of the cluster: a stage is free once the consumers of all CTAs in this CTA's
   /// row and column have given it back.
-  template <class ClusterShape>
   CUTLASS_DEVICE StageRing(SharedStorage& storage, Params const& params, ClusterShape)
       : storage_(storage), transaction_bytes_(params.transaction_bytes), stages_(params.stages) {
-    constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
-    constexpr int kPeers = kClusterM + kClusterN - 1;
-    constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
-    static_assert(kPeers <= kThreads / cutlass::NumThreadsPerWarp, "one warp of a warpgroup for each peer");
-    if (cutlass::canonical_warp_idx_sync() == 0 && cute::elect_one_sync()) {
-      for (int i = 0; i < stages_; ++i) {
-        storage.full[i].init(params.num_producers);
-        storage.empty[i].init(kPeers * params.num_consumers / kThreads);
-      }
+    if (int(threadIdx.x) < stages_) {
+      storage.full[threadIdx.x].init(params.num_producers);
+      storage.empty[threadIdx.x].init(kPeers * params.num_consumers / kThreads);
     }
     cutlass::arch::fence_barrier_init();
     int const warp = int(threadIdx.x) % kThreads / cutlass::NumThreadsPerWarp;
@@ -93,14 +92,19 @@ class StageRing {
   CUTLASS_DEVICE ProducerBarrierType* producer_get_barrier(PipelineState const& state) {
     return reinterpret_cast<ProducerBarrierType*>(&storage_.full[state.index()]);
   }
-  /// Waits until all stages are free.
+  /// Waits until all stages are free. Called by a whole warp.
   CUTLASS_DEVICE void producer_tail(PipelineState state) {
-    for (int i = 0; i < stages_; ++i, ++state) storage_.empty[state.index()].wait(state.phase());
+    int32_t const lane = int32_t(cutlass::canonical_lane_idx());
+    if (lane < stages_) {
+      state.advance(lane);
+      storage_.empty[state.index()].wait(state.phase());
+    }
+    __syncwarp();
   }
   CUTLASS_DEVICE void consumer_wait(PipelineState const& state) { storage_.full[state.index()].wait(state.phase()); }
   /// Called by all threads of a warpgroup, once its products are done.
   CUTLASS_DEVICE void consumer_release(PipelineState const& state) {
-    if (peer_ < 0) {
+    if constexpr (kPeers == 1) {
       // No branch: the tensor core's work is under way, and ptxas would wait for it.
       asm volatile(
           "{\n"
@@ -120,7 +124,7 @@ class StageRing {
   uint32_t transaction_bytes_;
   int32_t stages_;
   bool signals_;
-  int peer_ = -1;
+  int peer_ = 0;
 };
 
 }  // namespace cutlass_sk

@@ -24,6 +24,28 @@ struct PartialVector<float> {
     sums[3] += v.w;
   }
   CUTLASS_DEVICE static float4 pack(float const* sums) { return make_float4(sums[0], sums[1], sums[2], sums[3]); }
+  /// If `wanted`; else v is anything. No branch, and so many at a time.
+  CUTLASS_DEVICE static void load(float4& v, float4 const* from, bool wanted) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.b32 wanted, %5, 0;\n"
+        "@wanted ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+        "}\n"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "l"(from), "r"(int(wanted))
+        : "memory");
+  }
+  CUTLASS_DEVICE static void store(float4* to, float4 const& v, bool wanted) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.b32 wanted, %5, 0;\n"
+        "@wanted st.global.cg.v4.f32 [%4], {%0, %1, %2, %3};\n"
+        "}\n" ::"f"(v.x),
+        "f"(v.y), "f"(v.z), "f"(v.w), "l"(to), "r"(int(wanted))
+        : "memory");
+  }
 };
 
 template <>
@@ -34,6 +56,8 @@ struct PartialVector<double> {
     sums[1] += v.y;
   }
   CUTLASS_DEVICE static double2 pack(double const* sums) { return make_double2(sums[0], sums[1]); }
+  CUTLASS_DEVICE static void load(double2& v, double2 const* from, bool) { v = __ldcg(from); }
+  CUTLASS_DEVICE static void store(double2* to, double2 const& v, bool) { __stcg(to, v); }
 };
 
 template <class TileShape, class ClusterShape>
@@ -110,7 +134,9 @@ class StreamKTileScheduler {
       cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(fixup_barrier(consumer)));
     };
     Element* const sums = accumulators.data();
+    // What lies beyond a narrow tile's sums is of no matter: it is not loaded, but added, so that loads need not wait for branches.
     constexpr int kBlocks = int(cute::size<1>(typename Accumulators::layout_type{})), kRun = kVectors / (kBlocks * subtiles);
+    constexpr int kBatch = kVectors < 16 ? kVectors : 16;
     auto const is_used = [&](int i) {
       if constexpr (subtiles == 1) {
         return true;
@@ -121,8 +147,18 @@ class StreamKTileScheduler {
     auto const add = [&](int32_t unit) {
       Vector const* const partial = slot(unit);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        if (is_used(i)) Packed::add(sums + kWidth * i, __ldcg(partial + i * kThreads));
+      for (int first = 0; first < kVectors; first += kBatch) {
+        bool wanted = false;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = first; i < first + kBatch && i < kVectors; ++i) wanted = wanted || is_used(i);
+        if (!wanted) continue;
+        Vector batch[kBatch];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kBatch && first + i < kVectors; ++i) {
+          Packed::load(batch[i], partial + (first + i) * kThreads, is_used(first + i));
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kBatch && first + i < kVectors; ++i) Packed::add(sums + kWidth * (first + i), batch[i]);
       }
     };
 
@@ -151,7 +187,7 @@ class StreamKTileScheduler {
       Vector* const partial = slot(segment.unit);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        if (is_used(i)) __stcg(partial + i * kThreads, Packed::pack(sums + kWidth * i));
+        Packed::store(partial + i * kThreads, Packed::pack(sums + kWidth * i), is_used(i));
       }
       synchronise();
       if (thread == 0) release(flag(segment.unit));  // all that the warpgroup wrote before it synchronised

@@ -19,11 +19,10 @@
 
 namespace cutlass_sk {
 
-/// TileShape: the widest tile. warpgroups: those that share a tile. bytes: of shared memory, for stages. Products: the instructions
-/// of a stage (generator/wgmma.py). Promoted: those of a stage in a chain that ends, or void. LayoutA, LayoutB:
-/// cutlass::layout::RowMajor or ColumnMajor.
+/// TileShape: the widest tile. warpgroups: those that share a tile. bytes: of shared memory, for stages. promotable: whether chains
+/// of sums may end. LayoutA, LayoutB: cutlass::layout::RowMajor or ColumnMajor.
 template <class Element_, class LayoutA, class LayoutB, class TileShape_, int narrowest, class ClusterShape_, int warpgroups,
-          int bytes, class Products, class Promoted>
+          int bytes, bool promotable>
 class WgmmaMainloop {
  public:
   using TileShape = TileShape_;
@@ -37,15 +36,8 @@ class WgmmaMainloop {
                        kTileK = cute::size<2>(TileShape{});
   static constexpr int kNarrowest = narrowest, kStep = 32;
   static constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
-  static constexpr bool kPromotable = !cute::is_void_v<Promoted>;
   /// Whether the tensor core's sums of a tile that wide and those that collect them fit in registers together.
-  static constexpr bool takes_promotion(int width) {
-    if constexpr (kPromotable) {
-      return width <= Promoted::kWidest;
-    } else {
-      return false;
-    }
-  }
+  static constexpr bool takes_promotion(int width) { return promotable && kTileM * width <= 64 * 128 * warpgroups; }
   static constexpr bool takes_width(int width) { return width >= kNarrowest && width <= kWidest && width % kStep == 0; }
   static_assert(takes_width(kNarrowest) && takes_width(kWidest) && kTileM % (64 * warpgroups) == 0);
 
@@ -93,7 +85,7 @@ class WgmmaMainloop {
     static constexpr int Stages = stages(kWidest);
   };
 
-  using MainloopPipeline = StageRing<stages(kNarrowest)>;
+  using MainloopPipeline = StageRing<stages(kNarrowest), ClusterShape>;
   using PipelineState = typename MainloopPipeline::PipelineState;
   using PipelineStorage = typename MainloopPipeline::SharedStorage;
   static constexpr int NumProducerThreadEvents = 1;
@@ -183,7 +175,7 @@ class WgmmaMainloop {
   }
 
   CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, PipelineState state) const {
-    if (cute::elect_one_sync()) pipeline.producer_tail(state);
+    pipeline.producer_tail(state);
   }
 
   /// Called by every consumer thread of a tile: sets its sums to those of `k_tiles` (at least one) stages from `state` on, and gives
@@ -191,72 +183,7 @@ class WgmmaMainloop {
   template <class Accumulators, class Issued>
   CUTLASS_DEVICE void mma(MainloopPipeline& pipeline, PipelineState state, Accumulators& accumulators, int k_tiles, int thread,
                           TensorStorage& storage, Params const& params, Issued const& issued) const {
-    using namespace cute;
-    auto* const memory = reinterpret_cast<Element_*>(storage.stages);
-    Tensor const a = make_tensor(make_smem_ptr(memory), SmemLayoutA{});                                    // (m, k)
-    Tensor const b = make_tensor(make_smem_ptr(memory + kBytesA / int(sizeof(Element_))), SmemLayoutB{});  // (n, k)
-    int const warp_group = __shfl_sync(0xffffffffu, thread / cutlass::NumThreadsPerWarpGroup, 0);
-    auto const slice = TiledMma{}.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
-    // Descriptors know nothing of the width: the first `width` rows of b are multiplied.
-    Tensor const first_a = slice.make_fragment_A(slice.partition_A(a));  // (1, blocks of 64 rows, blocks of 16 k)
-    Tensor const first_b = slice.make_fragment_B(slice.partition_B(b));
-    int const stage_vectors = stage_bytes(params.width) / 16;
-
-    PipelineState in_use = state;
-    auto const give_back = [&] { pipeline.consumer_release(in_use), ++in_use; };
-    auto const multiply = [&](auto const& products, float* sums, int adds) {
-      int const offset = state.index() * stage_vectors;
-      uint64_t stage_a[kBlocksM][kBlocksK], stage_b[kBlocksK];
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kBlocksK; ++k) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int m = 0; m < kBlocksM; ++m) stage_a[m][k] = (first_a.data() + (first_a.layout()(0, m, k) + offset)).desc_;
-        stage_b[k] = (first_b.data() + (first_b.layout()(0, 0, k) + offset)).desc_;
-      }
-      pipeline.consumer_wait(state);
-      products.add(sums, stage_a, stage_b, params.width, adds);
-      ++state;
-    };
-
-    float* const sums = accumulators.data();
-    if constexpr (kPromotable) {
-      if (params.chain_iters > 0) {
-        constexpr int kRun = Promoted::kWidest / 2;
-        float chain[Promoted::kSums];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < Promoted::kSums; ++i) sums[i / kRun * (kWidest / 2) + i % kRun] = 0;
-        while (k_tiles > 0) {
-          int32_t const links = params.chain_iters < k_tiles ? params.chain_iters : k_tiles;
-          k_tiles -= links;
-          CUTLASS_PRAGMA_NO_UNROLL
-          for (int32_t link = 0; link < links; ++link) {
-            multiply(Promoted{}, chain, link > 0);
-            warpgroup_wait<1>();
-            fence(chain, Promoted{});
-            if (link > 0) give_back();
-          }
-          if (k_tiles == 0) issued();
-          warpgroup_wait<0>();
-          fence(chain, Promoted{});
-          give_back();
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < Promoted::kSums; ++i) sums[i / kRun * (kWidest / 2) + i % kRun] += chain[i];
-        }
-        return;
-      }
-    }
-    // The first products replace what is in the registers. One loop for all: twice the instructions, and ptxas gives up.
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < k_tiles; ++i) {
-      multiply(Products{}, sums, i > 0);
-      warpgroup_wait<1>();
-      fence(sums, Products{});
-      if (i > 0) give_back();
-    }
-    issued();
-    warpgroup_wait<0>();
-    fence(sums, Products{});
-    give_back();
+    mma_of<kNarrowest>(pipeline, state, accumulators.data(), k_tiles, thread, storage, params, issued);
   }
 
  private:
@@ -272,13 +199,95 @@ class WgmmaMainloop {
   }
 
   static constexpr int kBlocksM = kTileM / (64 * warpgroups), kBlocksK = kTileK / 16;
-  static_assert(Products::kWidest == kWidest && Products::kSums == kBlocksM * kWidest / 2);
+
+  template <int width, class Issued>
+  CUTLASS_DEVICE void mma_of(MainloopPipeline& pipeline, PipelineState state, float* sums, int k_tiles, int thread,
+                             TensorStorage& storage, Params const& params, Issued const& issued) const {
+    if constexpr (width < kWidest) {
+      if (params.width != width) {
+        return mma_of<width + kStep>(pipeline, state, sums, k_tiles, thread, storage, params, issued);
+      }
+    }
+    using namespace cute;
+    auto* const memory = reinterpret_cast<Element_*>(storage.stages);
+    Tensor const a = make_tensor(make_smem_ptr(memory), SmemLayoutA{});                                    // (m, k)
+    Tensor const b = make_tensor(make_smem_ptr(memory + kBytesA / int(sizeof(Element_))), SmemLayoutB{});  // (n, k)
+    int const warp_group = __shfl_sync(0xffffffffu, thread / cutlass::NumThreadsPerWarpGroup, 0);
+    auto const slice = TiledMma{}.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
+    // Descriptors know nothing of the width: the first `width` rows of b are multiplied.
+    Tensor const first_a = slice.make_fragment_A(slice.partition_A(a));  // (1, blocks of 64 rows, blocks of 16 k)
+    Tensor const first_b = slice.make_fragment_B(slice.partition_B(b));
+    MMA_Atom<Instruction<width>> instruction;
+
+    PipelineState in_use = state;
+    auto const give_back = [&] { pipeline.consumer_release(in_use), ++in_use; };
+    auto const multiply = [&](float* x, bool adds) {
+      int const offset = state.index() * (stage_bytes(width) / 16);
+      Tensor const stage_a = make_tensor(first_a.data() + offset, first_a.layout());
+      Tensor const stage_b = make_tensor(first_b.data() + offset, first_b.layout());
+      pipeline.consumer_wait(state);
+      fence<width>(x);
+      warpgroup_arrive();
+      instruction.accumulate_ = adds ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < kBlocksK; ++k) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int m = 0; m < kBlocksM; ++m) {
+          Tensor block = make_tensor(x + m * (kWidest / 2), Layout<Int<width / 2>>{});
+          gemm(instruction, stage_a(_, m, k), stage_b(_, 0, k), block);
+        }
+        instruction.accumulate_ = GMMA::ScaleOut::One;
+      }
+      warpgroup_commit_batch();
+      ++state;
+    };
+    // The first products replace what is in the registers, and are in the loop with the others: where they are instructions of
+    // their own, ptxas cannot always bring their registers and the loop's together, and then waits for each instruction (C7511).
+    auto const chain = [&](float* x, int links, bool last) {
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int link = 0; link < links; ++link) {
+        multiply(x, link > 0);
+        warpgroup_wait<1>();
+        fence<width>(x);
+        if (link > 0) give_back();
+      }
+      if (last) issued();
+      warpgroup_wait<0>();
+      fence<width>(x);
+      give_back();
+    };
+
+    if constexpr (takes_promotion(width)) {
+      if (params.chain_iters > 0) {
+        float part[kBlocksM * kWidest / 2];
+        auto const each = [&](auto const& use) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int m = 0; m < kBlocksM; ++m) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < width / 2; ++i) use(m * (kWidest / 2) + i);
+          }
+        };
+        each([&](int i) { sums[i] = 0; });
+        while (k_tiles > 0) {
+          int32_t const links = params.chain_iters < k_tiles ? params.chain_iters : k_tiles;
+          k_tiles -= links;
+          chain(part, links, k_tiles == 0);
+          each([&](int i) { sums[i] += part[i]; });
+        }
+        return;
+      }
+    }
+    chain(sums, k_tiles, true);
+  }
 
   /// Keeps the compiler from moving sums across the tensor core's work on them.
-  template <class Some>
-  CUTLASS_DEVICE static void fence(float* sums, Some) {
+  template <int width>
+  CUTLASS_DEVICE static void fence(float* sums) {
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Some::kSums; ++i) cute::warpgroup_fence_operand(sums[i]);
+    for (int m = 0; m < kBlocksM; ++m) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < width / 2; ++i) cute::warpgroup_fence_operand(sums[m * (kWidest / 2) + i]);
+    }
   }
 };
 
