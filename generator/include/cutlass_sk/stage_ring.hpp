@@ -95,6 +95,8 @@ class StageRing {
   /// Waits until all stages are free. Called by a whole warp.
   CUTLASS_DEVICE void producer_tail(PipelineState state) {
     int32_t const lane = int32_t(cutlass::canonical_lane_idx());
+    // A parity tells two uses of a stage apart, not three: nobody may wait before the last load has been issued.
+    __syncwarp();
     if (lane < stages_) {
       state.advance(lane);
       storage_.empty[state.index()].wait(state.phase());
