@@ -25,10 +25,11 @@ struct gemm : public cutlass_sk::StreamKGemm<
 CUTLASS_TYPE = {"float16": "cutlass::half_t", "bfloat16": "cutlass::bfloat16_t", "float32": "float", "float64": "double"}
 CUTLASS_LAYOUT = {"t": "RowMajor", "n": "ColumnMajor"}
 
-WGMMA_INCLUDES = ("cutlass/cutlass.h", "cutlass_sk/column_epilogue.hpp", "cutlass_sk/wgmma_mainloop.hpp")
+WGMMA_INCLUDES = ("cutlass/cutlass.h", "cutlass_sk/wgmma_epilogue.hpp", "cutlass_sk/wgmma_mainloop.hpp")
 WGMMA_KERNEL = """\
 using cluster = cute::Shape<{cluster}>;
-using epilogue = cutlass_sk::ColumnEpilogue<{tile_m}, {tile_k}, cluster, {element_c}, cutlass::layout::{layout_c}, {cooperative}>;
+using epilogue = cutlass_sk::WgmmaEpilogue<
+    {element_c}, cutlass::layout::{layout_c}, {consumers}, {blocks_m}, {between}>;
 using mainloop = cutlass_sk::WgmmaMainloop<
     {element}, cutlass::layout::{layout_a}, cutlass::layout::{layout_b}, cute::Shape<{tile}>, {narrowest}, cluster, {warpgroups},
     cutlass_sk::kStageMemory<epilogue, {ctas_per_sm}>, {promotable}>;
@@ -84,8 +85,6 @@ def _wgmma_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
     kernel = WGMMA_KERNEL.format(
         cluster=_shape((*spec.cluster, 1)),
         tile=_shape(spec.tile),
-        tile_m=spec.tile[0],
-        tile_k=spec.tile[2],
         narrowest=spec.narrowest or spec.tile[1],
         element=CUTLASS_TYPE[spec.dtype],
         element_c=CUTLASS_TYPE[spec.out_dtype],
@@ -93,7 +92,9 @@ def _wgmma_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
         layout_b=CUTLASS_LAYOUT[layout_b],
         layout_c=CUTLASS_LAYOUT[layout_c],
         warpgroups=spec.tile_warpgroups,
-        cooperative=str(spec.schedule == "cooperative").lower(),
+        consumers=spec.tile_warpgroups * _concurrent_tiles(spec),
+        blocks_m=spec.tile[0] // (64 * spec.tile_warpgroups),
+        between=64 * spec.tile_warpgroups,
         promotable=str(spec.promotable).lower(),
         concurrent_tiles=_concurrent_tiles(spec),
         ctas_per_sm=spec.ctas_per_sm,

@@ -23,7 +23,7 @@ WIDTH_STEP, WIDEST = 32, 256
 """Steps and limit of the tile widths that one binary takes: wgmma's n is at most 256."""
 MOST_SUMS = 208
 """Sums a thread has registers for, of the 240 that a consumer warpgroup's threads get."""
-SUMS_TWICE = 80 * 128
+SUMS_TWICE = 64 * 128
 """Elements of a tile whose sums a consumer warpgroup holds twice: those of the tile, and those still in the tensor core."""
 
 

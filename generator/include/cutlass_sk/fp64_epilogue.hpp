@@ -5,24 +5,9 @@
 #pragma once
 #include "cute/tensor.hpp"
 #include "cutlass/detail/layout.hpp"
-#include "cutlass/pipeline/pipeline.hpp"
 #include "cutlass_sk/fp64_fragments.h"
 
 namespace cutlass_sk {
-
-/// Stands where a collective has a pipeline and this one has none.
-struct NoPipeline {
-  static constexpr uint32_t Stages = 0;
-  enum class ThreadCategory { NonParticipant, Producer, Consumer };
-  struct SharedStorage {};
-  struct Params {
-    ThreadCategory role = ThreadCategory::NonParticipant;
-    uint32_t dst_blockid = 0, producer_arv_count = 0, consumer_arv_count = 0;
-    bool always_wait = false;
-  };
-  CUTLASS_DEVICE NoPipeline(SharedStorage&, Params const&) {}
-  CUTLASS_DEVICE explicit NoPipeline(Params const&) {}
-};
 
 template <class Mainloop, class LayoutC>
 class Fp64Epilogue {
@@ -30,13 +15,7 @@ class Fp64Epilogue {
   using ElementC = double;
   using StrideC = cutlass::detail::TagToStrideC_t<LayoutC>;
   using StrideD = StrideC;
-  using LoadPipeline = NoPipeline;
-  using StorePipeline = NoPipeline;
-  using LoadPipelineState = cutlass::PipelineState<0>;
-  using StorePipelineState = cutlass::PipelineState<0>;
-  using PipelineStorage = NoPipeline::SharedStorage;
   struct TensorStorage {};
-  static constexpr bool RequiresTransactionBytes = false;
   static constexpr int kAlignmentBytes = sizeof(double);
 
   struct Arguments {
@@ -71,31 +50,16 @@ class Fp64Epilogue {
   }
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const&) {}
-  template <class TileShape>
-  CUTLASS_DEVICE static constexpr int get_load_pipe_increment(TileShape) {
-    return 0;
-  }
-  template <class TileShape>
-  CUTLASS_DEVICE static constexpr int get_store_pipe_increment(TileShape) {
-    return 0;
-  }
-
   CUTLASS_DEVICE Fp64Epilogue(Params const& params, TensorStorage&) : params_(params) {}
 
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
-  template <class... Anything>
-  CUTLASS_DEVICE LoadPipelineState load(LoadPipeline&, LoadPipelineState state, Anything&&...) const {
-    return state;
-  }
-  CUTLASS_DEVICE void load_tail(LoadPipeline&, LoadPipelineState) const {}
-
-  template <class ProblemShape, class TileShape, class Coordinates, class Accumulators, class TiledMma>
-  CUTLASS_DEVICE auto store(LoadPipeline&, LoadPipelineState load_state, StorePipeline&, StorePipelineState store_state,
-                            ProblemShape const& problem_shape, TileShape, Coordinates const& coordinates,
-                            Accumulators const& accumulators, TiledMma, int thread, TensorStorage&) const {
+  /// Called by every consumer thread of the tile.
+  template <class ProblemShape, class Accumulators>
+  CUTLASS_DEVICE void store(ProblemShape const& problem_shape, Accumulators const& accumulators, int tile_m, int tile_n,
+                            int thread) const {
     asm volatile("" : "+r"(thread));  // lest what follows is computed, and kept in registers, before the main loop
-    constexpr int kTileM = cute::size<0>(TileShape{}), kTileN = cute::size<1>(TileShape{});
-    int const tile_m = cute::get<0>(coordinates) * kTileM, tile_n = cute::get<1>(coordinates) * kTileN;
+    constexpr int kTileM = Mainloop::kTileM, kTileN = Mainloop::kTileN;
+    tile_m *= kTileM;
+    tile_n *= kTileN;
     int const m = cute::get<0>(problem_shape) - tile_m, n = cute::get<1>(problem_shape) - tile_n;  // left from the tile's corner on
     int const warp = thread / 32, lane = thread % 32;
     int const x = Sums::first_x(warp, lane), y = Sums::first_y(warp, lane);
@@ -105,18 +69,14 @@ class Fp64Epilogue {
     double const* const sums = accumulators.data();
     bool const whole = m >= kTileM && n >= kTileN && params_.pairs && kDistance == 1;
     if (whole && params_.beta == 0) {
-      finish<true, false>(place, sums);
+      write<true, false>(place, sums);
     } else if (whole) {
-      finish<true, true>(place, sums);
+      write<true, true>(place, sums);
     } else {
-      finish<false, true>(place, sums);
+      write<false, true>(place, sums);
     }
-    return cute::make_tuple(load_state, store_state);
   }
-  CUTLASS_DEVICE auto store_tail(LoadPipeline&, LoadPipelineState load_state, StorePipeline&,
-                                 StorePipelineState store_state) const {
-    return cute::make_tuple(load_state, store_state);
-  }
+  CUTLASS_DEVICE static void finish() {}
 
  private:
   using Sums = typename Mainloop::Sums;
@@ -138,7 +98,7 @@ class Fp64Epilogue {
 
   /// whole: all of the tile is c's, and can be moved in pairs. A group of lines is read before it is written.
   template <bool whole, bool may_add>
-  CUTLASS_DEVICE void finish(Place const& place, double const* sums) const {
+  CUTLASS_DEVICE void write(Place const& place, double const* sums) const {
     CUTLASS_PRAGMA_UNROLL
     for (int group = 0; group < kLineGroups; ++group) {
       double2 old[kLines][kGroups][kPairs] = {};

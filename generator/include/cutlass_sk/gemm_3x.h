@@ -12,12 +12,6 @@
 
 namespace cutlass_sk {
 
-/// Whether an epilogue is CUTLASS's, which reads and writes c by TMA. Ours says itself how c must be aligned.
-template <class Epilogue, class = void>
-constexpr bool kTmaEpilogue = false;
-template <class Epilogue>
-constexpr bool kTmaEpilogue<Epilogue, std::void_t<typename Epilogue::FusionCallbacks>> = true;
-
 /// Whether a main loop takes several widths and limits on chains of sums.
 template <class Mainloop, class = void>
 constexpr bool kTakesWidths = false;
@@ -43,14 +37,7 @@ struct Gemm3x {
       return kTileN;
     }
   }();
-  static constexpr int kTmaBytes = 16;
-  static constexpr int kBytesC = [] {
-    if constexpr (kTmaEpilogue<Epilogue>) {
-      return kTmaBytes;
-    } else {
-      return Epilogue::kAlignmentBytes;
-    }
-  }();
+  static constexpr int kTmaBytes = 16, kBytesC = Epilogue::kAlignmentBytes;
   static constexpr int64_t kPartialBytes = int64_t(Scheduler::kTileElements) * int64_t(sizeof(typename Kernel::ElementAccumulator));
   using Params = typename Kernel::Params;
   static constexpr bool kClustered = true;
@@ -192,14 +179,7 @@ struct Gemm3x {
         return fail(result, CUTLASS_SK_CUDA_ERROR, "cuTensorMapReplaceAddress: %d", int(error));
       }
     }
-    if constexpr (kTmaEpilogue<Epilogue>) {
-      typename Epilogue::FusionCallbacks::Arguments factors{};
-      factors.alpha = decltype(factors.alpha)(addresses.alpha);
-      factors.beta = decltype(factors.beta)(addresses.beta);
-      params.epilogue.thread = Epilogue::FusionCallbacks::to_underlying_arguments(params.problem_shape, factors, nullptr);
-    } else {
-      params.epilogue.set(addresses.alpha, addresses.beta, static_cast<ElementC*>(addresses.c));
-    }
+    params.epilogue.set(addresses.alpha, addresses.beta, static_cast<ElementC*>(addresses.c));
     params.scheduler.partials = addresses.partials;
     params.scheduler.barriers = static_cast<uint32_t*>(addresses.barriers);
     return CUTLASS_SK_OK;
@@ -224,19 +204,12 @@ struct Gemm3x {
     return stride;
   }
 
-  /// The TMA descriptors of a, b, and where c has them: of c as it was, fetched whether beta is zero or not, and of c.
+  /// The TMA descriptors of a, b, and where it is stored by TMA, of c.
   static auto maps(Params& params) {
-    auto const [a, b] = [&] {
-      if constexpr (kTakesWidths<Mainloop>) {
-        return std::array<CUtensorMap*, 2>{&params.mainloop.map_a, &params.mainloop.map_b};
-      } else {
-        return std::array<CUtensorMap*, 2>{&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_};
-      }
-    }();
-    if constexpr (kTmaEpilogue<Epilogue>) {
-      return std::array<CUtensorMap*, 4>{a, b, &params.epilogue.tma_load_c.tma_desc_, &params.epilogue.tma_store_d.tma_desc_};
+    if constexpr (kTakesWidths<Mainloop>) {
+      return std::array<CUtensorMap*, 3>{&params.mainloop.map_a, &params.mainloop.map_b, &params.epilogue.map_c};
     } else {
-      return std::array<CUtensorMap*, 2>{a, b};
+      return std::array<CUtensorMap*, 2>{&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_};
     }
   }
 

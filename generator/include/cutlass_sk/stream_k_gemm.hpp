@@ -22,22 +22,11 @@ struct KernelPolicy {
   static constexpr int kCtasPerSm = ctas_per_sm;
 };
 
-/// How an epilogue is called. CUTLASS's TMA epilogue: for each `kColumns` columns of a tile by themselves, as if these were a tile,
-/// so that a tile may be of several widths, and its columns dealt out to several CTAs. Any other: once.
-template <class Epilogue, class TileShape, class = void>
-struct EpilogueCalls {
-  static constexpr bool kByColumns = false;
-  static constexpr int kColumns = cute::size<1>(TileShape{}), kLoads = Epilogue::get_load_pipe_increment(TileShape{}),
-                       kStores = Epilogue::get_store_pipe_increment(TileShape{});
-  using Shape = TileShape;
-};
-template <class Epilogue, class TileShape>
-struct EpilogueCalls<Epilogue, TileShape, cute::void_t<typename Epilogue::CtaTileMNK>> {
-  static constexpr bool kByColumns = true;
-  using Shape = typename Epilogue::CtaTileMNK;
-  static constexpr int kColumns = cute::size<1>(Shape{}), kLoads = Epilogue::get_load_pipe_increment(Shape{}),
-                       kStores = Epilogue::get_store_pipe_increment(Shape{});
-};
+/// Whether an epilogue takes a tile by columns, so that a tile may be of several widths and shared by several CTAs.
+template <class Epilogue, class = void>
+constexpr bool kByColumns = false;
+template <class Epilogue>
+constexpr bool kByColumns<Epilogue, cute::void_t<decltype(Epilogue::kColumns)>> = true;
 
 template <class ProblemShape_, class CollectiveMainloop_, class CollectiveEpilogue_, class Policy>
 class StreamKGemm {
@@ -80,20 +69,26 @@ class StreamKGemm {
   static constexpr int kConsumerRegisters = kShare < kMaxRegisters ? kShare : kMaxRegisters;
 
   using MainloopPipeline = typename CollectiveMainloop::MainloopPipeline;
-  using Calls = EpilogueCalls<CollectiveEpilogue, TileShape>;
-  using LoadPipeline = typename CollectiveEpilogue::LoadPipeline;
-  using StorePipeline = typename CollectiveEpilogue::StorePipeline;
-  static constexpr int kSubtiles = int(cute::size<1>(TileShape{})) / Calls::kColumns;  ///< of the widest tile
-  static constexpr int kBlocksM = int(cute::size<0>(TileShape{})) / (64 * kTileWarpGroups);
+  static constexpr bool kColumnwise = kByColumns<CollectiveEpilogue>;
+  static constexpr int kTileM = cute::size<0>(TileShape{}), kWidest = cute::size<1>(TileShape{});
+  static constexpr int kBlocksM = kTileM / (64 * kTileWarpGroups);
+  static constexpr int kColumns = [] {
+    if constexpr (kColumnwise) {
+      return CollectiveEpilogue::kColumns;
+    } else {
+      return kWidest;
+    }
+  }();
+  static constexpr int kSubtiles = kWidest / kColumns;
   /// Sums of a subtile, of one thread and 64 rows.
-  static constexpr int kSubtileSums = 64 * Calls::kColumns / kWarpGroup;
+  static constexpr int kSubtileSums = 64 * kColumns / kWarpGroup;
   using Peers = ClusterFixup<kTileWarpGroups, kSubtiles, kSubtileSums>;
   /// A tile may be split among the CTAs of a cluster where the kernel itself needs none and its epilogue goes by columns alone.
-  static constexpr bool kClusterFixup = Calls::kByColumns && cute::size(ClusterShape{}) == 1 && kBlocksM == 1 &&
+  static constexpr bool kClusterFixup = kColumnwise && cute::size(ClusterShape{}) == 1 && kBlocksM == 1 &&
                                         Peers::kBytes <= int(sizeof(typename CollectiveMainloop::TensorStorage));
 
-  /// Turns of the two ping-pong warpgroups: at the main loop and at the epilogue.
-  using Turns = cutlass::OrderedSequenceBarrier<2, 2>;
+  /// Turns of the two ping-pong warpgroups at the main loop.
+  using Turns = cutlass::OrderedSequenceBarrier<1, 2>;
 
   struct SharedStorage {
     struct TensorStorage : cute::aligned_struct<128, cute::_1> {
@@ -102,7 +97,6 @@ class StreamKGemm {
     } tensors;
     struct PipelineStorage : cute::aligned_struct<16, cute::_1> {
       alignas(16) typename CollectiveMainloop::PipelineStorage mainloop;
-      alignas(16) typename CollectiveEpilogue::PipelineStorage epilogue_load;
       alignas(16) typename Turns::SharedStorage turns;
       alignas(16) typename Peers::Barriers peers;
     } pipelines;
@@ -138,7 +132,7 @@ class StreamKGemm {
     SharedStorage& storage = *reinterpret_cast<SharedStorage*>(shared_memory);
     int const warp_group = cutlass::canonical_warp_group_idx();
     int const warp = cutlass::canonical_warp_idx_sync();
-    bool const loads_operands = warp == 0, loads_source = warp == 2, consumes = warp_group != 0;
+    bool const loads_operands = warp == 0, consumes = warp_group != 0;
 
     if (warp == 0 && cute::elect_one_sync()) {
       CollectiveMainloop::prefetch_tma_descriptors(params.mainloop);
@@ -152,23 +146,8 @@ class StreamKGemm {
     mainloop_params.num_consumers = kTileThreads;
     mainloop_params.num_producers = CollectiveMainloop::NumProducerThreadEvents;
     mainloop_params.transaction_bytes = params.mainloop.tma_transaction_bytes;
-    if constexpr (Calls::kByColumns) mainloop_params.stages = params.mainloop.stages;
+    if constexpr (kColumnwise) mainloop_params.stages = params.mainloop.stages;
     MainloopPipeline mainloop_pipeline(storage.pipelines.mainloop, mainloop_params, ClusterShape{});
-
-    typename LoadPipeline::Params load_params;
-    if (loads_source) load_params.role = LoadPipeline::ThreadCategory::Producer;
-    if (consumes) load_params.role = LoadPipeline::ThreadCategory::Consumer;
-    load_params.dst_blockid = cute::block_rank_in_cluster();
-    load_params.producer_arv_count = cutlass::NumThreadsPerWarp;
-    load_params.consumer_arv_count = kTileThreads;
-    if constexpr (CollectiveEpilogue::RequiresTransactionBytes) {
-      load_params.transaction_bytes = params.epilogue.tma_transaction_bytes;
-    }
-    LoadPipeline load_pipeline(storage.pipelines.epilogue_load, load_params);
-
-    typename StorePipeline::Params store_params;
-    store_params.always_wait = true;
-    StorePipeline store_pipeline(store_params);
 
     Turns turns(storage.pipelines.turns, {uint32_t(warp_group - 1), uint32_t(kWarpGroup)});
 
@@ -196,16 +175,10 @@ class StreamKGemm {
 
     if (!consumes) {
       if constexpr (kDealsRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-      int const lane = cutlass::canonical_lane_idx();
-      if (loads_operands) {
-        load_operands(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline);
-      } else if (loads_source && epilogue.is_producer_load_needed()) {
-        load_source(params, problem_shape, storage, scheduler, epilogue, load_pipeline, lane);
-      }
+      if (loads_operands) load_operands(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline);
     } else {
       if constexpr (kDealsRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-      consume(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline, epilogue, load_pipeline, store_pipeline,
-              turns, warp_group - 1);
+      consume(params, problem_shape, storage, scheduler, mainloop, mainloop_pipeline, epilogue, turns, warp_group - 1);
     }
 #endif
   }
@@ -213,8 +186,8 @@ class StreamKGemm {
  private:
   /// How many subtiles a tile of this launch has.
   CUTLASS_DEVICE static int32_t subtiles(Params const& params) {
-    if constexpr (Calls::kByColumns) {
-      return params.mainloop.width / Calls::kColumns;
+    if constexpr (kColumnwise) {
+      return params.mainloop.width / kColumns;
     } else {
       return 1;
     }
@@ -224,10 +197,6 @@ class StreamKGemm {
     return !kClusterFixup || scheduler.cluster_peers() == 1 ||
            Peers::owner(subtile, scheduler.cluster_peers()) == int32_t(cute::block_rank_in_cluster());
   }
-  CUTLASS_DEVICE static auto coordinates(Work const& work, int32_t subtiles, int32_t subtile) {
-    return cute::make_coord(work.tile_m, work.tile_n * subtiles + subtile, cute::_, 0);
-  }
-
   template <class Problem>
   CUTLASS_DEVICE static void load_operands(Params const& params, Problem const& problem_shape, SharedStorage& storage,
                                            TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline) {
@@ -245,46 +214,22 @@ class StreamKGemm {
   }
 
   template <class Problem>
-  CUTLASS_DEVICE static void load_source(Params const& params, Problem const& problem_shape, SharedStorage& storage,
-                                         TileScheduler const& scheduler, CollectiveEpilogue& epilogue, LoadPipeline& pipeline, int lane) {
-    auto state = cutlass::make_producer_start_state<LoadPipeline>();
-    int32_t const count = subtiles(params);
-    cutlass::arch::wait_on_dependent_grids();
-    for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
-      if (!scheduler.finishes(work)) continue;
-      for (int32_t subtile = 0; subtile < count; ++subtile) {
-        if (!is_mine(scheduler, subtile)) continue;
-        state = epilogue.load(pipeline, state, problem_shape, typename Calls::Shape{}, coordinates(work, count, subtile), TiledMma{},
-                              lane, storage.tensors.epilogue);
-      }
-    }
-    epilogue.load_tail(pipeline, state);
-  }
-
-  template <class Problem>
   CUTLASS_DEVICE static void consume(Params const& params, Problem const& problem_shape, SharedStorage& storage,
                                      TileScheduler const& scheduler, CollectiveMainloop& mainloop,
-                                     MainloopPipeline& mainloop_pipeline, CollectiveEpilogue& epilogue, LoadPipeline& load_pipeline,
-                                     StorePipeline& store_pipeline, Turns& turns, int consumer) {
+                                     MainloopPipeline& mainloop_pipeline, CollectiveEpilogue& epilogue, Turns& turns,
+                                     int consumer) {
     auto mainloop_state = mainloop_pipeline.consumer_start();
-    typename CollectiveEpilogue::LoadPipelineState load_state;
-    auto store_state = cutlass::make_producer_start_state<StorePipeline>();
     int32_t const count = subtiles(params);
     // The other warpgroup's segment passes this one by, with the stages that it takes.
     auto const skip = [&](Work const& work) {
       if (!work.is_valid()) return work;
       mainloop_state.advance(work.k_tiles());
-      if (scheduler.finishes(work)) {
-        load_state.advance(uint32_t(Calls::kLoads * count));
-        store_state.advance(uint32_t(Calls::kStores * count));
-      }
       return scheduler.next(work);
     };
 
     int const thread = kPingPong ? int(threadIdx.x) % kWarpGroup : int(threadIdx.x) - kWarpGroup;
     int const part = kPingPong ? 0 : consumer;  // of the tile
     TiledMma tiled_mma;
-    bool stored = false;
     Work work = scheduler.first();
     if (kPingPong && consumer == 1) work = skip(work);
     while (work.is_valid()) {
@@ -306,50 +251,19 @@ class StreamKGemm {
       }
       if (!exchanged) scheduler.template fixup<kSubtiles>(work, accumulators, count, kTileWarpGroups, part, consumer);
 
-      if constexpr (kPingPong) turns.wait();
       if (scheduler.finishes(work)) {
-        bool has_part = false;  // a peer in a cluster may have no part of the tile, and then neither loads nor stores
-        auto const store = [&](int32_t subtile, auto const& sums, auto const& mma) {
-          auto const [load_next, store_next] =
-              epilogue.store(load_pipeline, load_state, store_pipeline, store_state, problem_shape, typename Calls::Shape{},
-                             coordinates(work, count, subtile), sums, mma, thread, storage.tensors.epilogue);
-          load_state = load_next;
-          store_state = store_next;
-          has_part = true;
-        };
-        if constexpr (Calls::kByColumns) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-            if (subtile >= count || !is_mine(scheduler, subtile)) continue;
-            // The sums of a subtile are those of a tile as narrow, but for where each 64 rows begin.
-            auto const sums = cute::make_tensor(
-                accumulators.data() + subtile * kSubtileSums,
-                cute::make_layout(cute::make_shape(cute::make_shape(cute::_2{}, cute::_2{}, cute::Int<kSubtileSums / 4>{}),
-                                                   cute::Int<kBlocksM>{}, cute::_1{}),
-                                  cute::make_stride(cute::make_stride(cute::_1{}, cute::_2{}, cute::_4{}),
-                                                    cute::Int<kSubtileSums * kSubtiles>{}, cute::_0{})));
-            store(subtile, sums, typename CollectiveMainloop::template TiledMmaOf<Calls::kColumns>{});
-          }
+        if constexpr (kColumnwise) {
+          epilogue.template store<kWidest>(
+              accumulators.data(), work.tile_m * kTileM + part * 64, work.tile_n * count * kColumns, count,
+              [&](int subtile) { return is_mine(scheduler, subtile); }, consumer);
         } else {
-          store(0, accumulators, tiled_mma);
+          epilogue.store(problem_shape, accumulators, work.tile_m, work.tile_n, thread);
         }
-        if (kPingPong && has_part) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
-        stored = stored || has_part;
       }
-      if constexpr (kPingPong) turns.arrive();
       work = scheduler.next(work);
       if constexpr (kPingPong) work = skip(work);
     }
-    if (!kPingPong && stored) finish_stores(epilogue, load_pipeline, load_state, store_pipeline, store_state);
-  }
-
-  /// Waits until the stores have left shared memory: before the other warpgroup writes there, and before the CTA ends.
-  template <class LoadState, class StoreState>
-  CUTLASS_DEVICE static void finish_stores(CollectiveEpilogue& epilogue, LoadPipeline& load_pipeline, LoadState& load_state,
-                                           StorePipeline& store_pipeline, StoreState& store_state) {
-    auto const [load_next, store_next] = epilogue.store_tail(load_pipeline, load_state, store_pipeline, store_state);
-    load_state = load_next;
-    store_state = store_next;
+    CollectiveEpilogue::finish();
   }
 };
 

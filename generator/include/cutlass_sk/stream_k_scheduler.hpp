@@ -24,28 +24,6 @@ struct PartialVector<float> {
     sums[3] += v.w;
   }
   CUTLASS_DEVICE static float4 pack(float const* sums) { return make_float4(sums[0], sums[1], sums[2], sums[3]); }
-  /// If `wanted`; else v is anything. No branch, and so many at a time.
-  CUTLASS_DEVICE static void load(float4& v, float4 const* from, bool wanted) {
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.b32 wanted, %5, 0;\n"
-        "@wanted ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-        "}\n"
-        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-        : "l"(from), "r"(int(wanted))
-        : "memory");
-  }
-  CUTLASS_DEVICE static void store(float4* to, float4 const& v, bool wanted) {
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.b32 wanted, %5, 0;\n"
-        "@wanted st.global.cg.v4.f32 [%4], {%0, %1, %2, %3};\n"
-        "}\n" ::"f"(v.x),
-        "f"(v.y), "f"(v.z), "f"(v.w), "l"(to), "r"(int(wanted))
-        : "memory");
-  }
 };
 
 template <>
@@ -56,8 +34,6 @@ struct PartialVector<double> {
     sums[1] += v.y;
   }
   CUTLASS_DEVICE static double2 pack(double const* sums) { return make_double2(sums[0], sums[1]); }
-  CUTLASS_DEVICE static void load(double2& v, double2 const* from, bool) { v = __ldcg(from); }
-  CUTLASS_DEVICE static void store(double2* to, double2 const& v, bool) { __stcg(to, v); }
 };
 
 template <class TileShape, class ClusterShape>
@@ -134,32 +110,27 @@ class StreamKTileScheduler {
       cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers(fixup_barrier(consumer)));
     };
     Element* const sums = accumulators.data();
-    // What lies beyond a narrow tile's sums is of no matter: it is not loaded, but added, so that loads need not wait for branches.
-    constexpr int kBlocks = int(cute::size<1>(typename Accumulators::layout_type{})), kRun = kVectors / (kBlocks * subtiles);
-    constexpr int kBatch = kVectors < 16 ? kVectors : 16;
-    auto const is_used = [&](int i) {
-      if constexpr (subtiles == 1) {
-        return true;
-      } else {
-        return i / kRun % subtiles < used;
-      }
-    };
+    // A tile's sums: of each 64 rows `subtiles` runs of vectors, of which the first `used` are its own.
+    constexpr int kBlocks = subtiles == 1 ? 1 : int(cute::size<1>(typename Accumulators::layout_type{}));
+    constexpr int kRun = kVectors / (kBlocks * subtiles);
+    static_assert(kVectors % (kBlocks * subtiles) == 0);
     auto const add = [&](int32_t unit) {
       Vector const* const partial = slot(unit);
-      CUTLASS_PRAGMA_UNROLL
-      for (int first = 0; first < kVectors; first += kBatch) {
-        bool wanted = false;
+      in_batches<subtiles>(used, [&](auto first, auto count) {
+        constexpr int kAtOnce = 16, kCount = decltype(count)::value * kRun;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = first; i < first + kBatch && i < kVectors; ++i) wanted = wanted || is_used(i);
-        if (!wanted) continue;
-        Vector batch[kBatch];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kBatch && first + i < kVectors; ++i) {
-          Packed::load(batch[i], partial + (first + i) * kThreads, is_used(first + i));
+        for (int block = 0; block < kBlocks; ++block) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int begin = 0; begin < kCount; begin += kAtOnce) {
+            int const from = (block * subtiles + first) * kRun + begin;
+            Vector batch[kAtOnce];
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kAtOnce && begin + i < kCount; ++i) batch[i] = __ldcg(partial + (from + i) * kThreads);
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kAtOnce && begin + i < kCount; ++i) Packed::add(sums + kWidth * (from + i), batch[i]);
+          }
         }
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kBatch && first + i < kVectors; ++i) Packed::add(sums + kWidth * (first + i), batch[i]);
-      }
+      });
     };
 
     // Lane n looks after the n-th child; every warp of the warpgroup does the same.
@@ -185,10 +156,16 @@ class StreamKTileScheduler {
     }
     if (!schedule.is_finisher(segment)) {
       Vector* const partial = slot(segment.unit);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        Packed::store(partial + i * kThreads, Packed::pack(sums + kWidth * i), is_used(i));
-      }
+      in_batches<subtiles>(used, [&](auto first, auto count) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int block = 0; block < kBlocks; ++block) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < decltype(count)::value * kRun; ++i) {
+            int const at = (block * subtiles + first) * kRun + i;
+            __stcg(partial + at * kThreads, Packed::pack(sums + kWidth * at));
+          }
+        }
+      });
       synchronise();
       if (thread == 0) release(flag(segment.unit));  // all that the warpgroup wrote before it synchronised
     }
@@ -211,6 +188,46 @@ class StreamKTileScheduler {
       work.tile_n = work.tile_n * kClusterN + int32_t(cta.y);
     }
     return work;
+  }
+
+  /// Calls `use` for runs [0, used) of `subtiles`, with (first, count) known at compile time: four at a time, then two, then one.
+  template <int subtiles, class Use>
+  CUTLASS_DEVICE static void in_batches(int32_t used, Use const& use) {
+    static_assert(subtiles <= 8);
+    if constexpr (subtiles == 1) {
+      use(cute::Int<0>{}, cute::Int<1>{});
+    } else {
+      if constexpr (subtiles == 8) {
+        if (used == 8) {
+          use(cute::Int<0>{}, cute::Int<4>{});
+          use(cute::Int<4>{}, cute::Int<4>{});
+          return;
+        }
+      }
+      if constexpr (subtiles >= 4) {
+        if (used >= 4) {
+          use(cute::Int<0>{}, cute::Int<4>{});
+          in_batches_from<subtiles, 4>(used, use);
+          return;
+        }
+      }
+      in_batches_from<subtiles, 0>(used, use);
+    }
+  }
+  template <int subtiles, int first, class Use>
+  CUTLASS_DEVICE static void in_batches_from(int32_t used, Use const& use) {
+    if constexpr (first + 2 <= subtiles) {
+      if (used & 2) {
+        use(cute::Int<first>{}, cute::Int<2>{});
+        if constexpr (first + 3 <= subtiles) {
+          if (used & 1) use(cute::Int<first + 2>{}, cute::Int<1>{});
+        }
+        return;
+      }
+    }
+    if constexpr (first + 1 <= subtiles) {
+      if (used & 1) use(cute::Int<first>{}, cute::Int<1>{});
+    }
   }
 
   /// Publishes everything this thread has seen written, itself or through a barrier.
