@@ -87,18 +87,25 @@ class WgmmaEpilogue {
   /// Called by a warpgroup for a tile whose first element is (row, column): of `widest` columns' sums, those of the first
   /// `subtiles` runs of 32 columns that are `mine`. `warpgroup` numbers it in the CTA, `row` is its own first one.
   template <int widest, class Mine>
-  CUTLASS_DEVICE void store(float const* sums, int row, int column, int subtiles, Mine const& mine, int warpgroup) {
+  CUTLASS_DEVICE void store(float* sums, int row, int column, int subtiles, Mine const& mine, int warpgroup) {
     int thread = int(threadIdx.x) % cutlass::NumThreadsPerWarpGroup;
     asm volatile("" : "+r"(thread));  // lest what follows is computed, and kept in registers, before the main loop
-    CUTLASS_PRAGMA_UNROLL
-    for (int subtile = 0; subtile < widest / kColumns; ++subtile) {
-      if (subtile >= subtiles || !mine(subtile)) continue;
+    auto const each = [&](auto const& use) {
       CUTLASS_PRAGMA_UNROLL
-      for (int block = 0; block < blocks_m; ++block) {
-        store_block(sums + block * (widest / 2) + subtile * kSums, row + block * between, column + subtile * kColumns, thread,
-                    warpgroup);
+      for (int subtile = 0; subtile < widest / kColumns; ++subtile) {
+        if (subtile >= subtiles || !mine(subtile)) continue;
+        CUTLASS_PRAGMA_UNROLL
+        for (int block = 0; block < blocks_m; ++block) {
+          use(sums + block * (widest / 2) + subtile * kSums, row + block * between, column + subtile * kColumns);
+        }
       }
+    };
+    float scale = params_.alpha;
+    if (params_.beta != 0) {  // apart, so that the way without it is short
+      each([&](float* some, int y, int x) { add_source(some, y, x, thread); });
+      scale = 1;
     }
+    each([&](float* some, int y, int x) { store_block(some, scale, y, x, thread, warpgroup); });
   }
 
   /// Before the CTA ends: shared memory must be there until it has been read.
@@ -109,12 +116,10 @@ class WgmmaEpilogue {
   TensorStorage& storage_;
   int buffer_ = 0;
 
-  CUTLASS_DEVICE void store_block(float const* sums, int row, int column, int thread, int warpgroup) {
+  CUTLASS_DEVICE void store_block(float const* sums, float scale, int row, int column, int thread, int warpgroup) {
     float values[kSums];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSums; ++i) values[i] = params_.alpha * sums[i];
-    if (params_.beta != 0) add_source(values, row, column, thread);
-
+    for (int i = 0; i < kSums; ++i) values[i] = scale * sums[i];
     uint32_t const buffer = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][buffer_]);
     write(buffer, values, thread);
     cute::tma_store_fence();
@@ -137,16 +142,15 @@ class WgmmaEpilogue {
   }
 
   /// A thread has, of every 8 columns, two neighbouring ones in rows `row` and `row` + 8.
-  CUTLASS_DEVICE void add_source(float* values, int row, int column, int thread) const {
+  CUTLASS_DEVICE void add_source(float* sums, int row, int column, int thread) const {
     row += thread / 32 * 16 + thread % 32 / 4;
     column += thread % 4 * 2;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSums; ++i) {
       int const y = row + i / 2 % 2 * 8, x = column + i / 4 * 8 + i % 2;
-      if (y < params_.m && x < params_.n) {
-        int64_t const at = kRowMajor ? y * params_.leading + x : x * params_.leading + y;
-        values[i] += params_.beta * float(params_.c[at]);
-      }
+      float old = 0;
+      if (y < params_.m && x < params_.n) old = float(params_.c[kRowMajor ? y * params_.leading + x : x * params_.leading + y]);
+      sums[i] = params_.alpha * sums[i] + params_.beta * old;
     }
   }
 
