@@ -35,7 +35,7 @@ MEANINGS: dict[Name, str] = {
     "set": "the Stream-K set that Gemm plans with",
     "oracle_paper": "the Stream-K paper's data-parallel ensemble",
     "oracle_hopper": "a data-parallel ensemble for Hopper",
-    "ensemble": "measured candidates, one after the other (--curve)",
+    "ensemble": "data-parallel, of measured candidates, one after the other (--curve)",
     "manifest": "what CUTLASS's generator instantiates",
     "cublas": "libcublas",
     "cublaslt": "libcublasLt",
@@ -231,13 +231,16 @@ def grown(points: Sequence[Point], source: Path | None) -> Library:
     """The curve's last point as a library."""
     if not points:
         why = (
-            "needs a record of candidates: --curve results/h200/kernel_set.json" if source is None else f"no candidates in {source}"
+            "needs a record of candidates: --curve results/h200/kernel_set_all.json"
+            if source is None
+            else f"no candidates in {source}"
         )
         return Library("ensemble", MEANINGS["ensemble"], note=why)
-    best = max((point for point in points if point.vs_cublas is not None), key=lambda point: point.kernels, default=None)
-    note = "no times in the record" if best is None else f"times of the first {best.kernels}: {best.vs_cublas:.3f} of cuBLAS"
-    last = points[-1]
-    return Library("ensemble", MEANINGS["ensemble"], last.kernels, "stream_k", last.code_bytes, note=f"as recorded; {note}")
+    last, timed = points[-1], [point for point in points if point.vs_cublas is not None]
+    note = "bytes and ratio as recorded there, of that run's own problems"
+    if timed and timed[-1] != last:
+        note += f"; times of the first {len(timed)} alone, {timed[-1].vs_cublas:.3f} of cuBLAS"
+    return Library("ensemble", MEANINGS["ensemble"], last.kernels, "stream_k", last.code_bytes, vs_cublas=last.vs_cublas, note=note)
 
 
 def with_recorded_bytes(library: Library, record: Mapping[str, Any], request: Request) -> Library:

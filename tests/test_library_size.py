@@ -200,6 +200,18 @@ def test_the_curve_goes_on_where_the_record_ends() -> None:
     assert library_size.curve(KERNEL_SET, DOUBLE) == library_size.curve({}, HALF) == []
 
 
+def test_the_long_record_goes_on_from_the_short_one() -> None:
+    short, whole = KERNEL_SET["curves"], json.loads((ROOT / "results/h200/kernel_set_all.json").read_text())["curves"]
+    for kind, entry in short.items():
+        assert whole[kind]["curve"][: len(entry["curve"])] == entry["curve"]
+    points = library_size.curve(json.loads((ROOT / "results/h200/kernel_set_all.json").read_text()), HALF)
+    ratios = [point.vs_cublas for point in points if point.vs_cublas is not None]
+    assert len(ratios) == len(points) == 54 and ratios == sorted(ratios)
+    assert points[-1].code_bytes == sum(KERNEL_SET["bytes"].values())
+    assert library_size.grown(points, Path("x.json")).vs_cublas == ratios[-1]
+    assert library_size.grown(points[:1], None).kernels == 1
+
+
 def test_a_small_curve_by_hand() -> None:
     record = {
         "bytes": {"x_f16_f16_b": 30, "x_f16_f16_a": 30, "x_f16_f16_c": 20, "x_f16_f16_d": 50, "x_f16_f32_e": 1},

@@ -35,7 +35,7 @@ def size(
     ] = None,
     kernels: Annotated[str, typer.Option("--kernels", help="Filter of CUTLASS's manifest, as its generator takes it.")] = "all",
     curve: Annotated[
-        Path | None, typer.Option("--curve", help="Record of measured candidates, such as results/h200/kernel_set.json.")
+        Path | None, typer.Option("--curve", help="Record of measured candidates, such as results/h200/kernel_set_all.json.")
     ] = None,
     performance: Annotated[
         Path | None, typer.Option("--performance", help="Record of times, such as results/h200/planner.json.")
@@ -75,7 +75,8 @@ def size(
             soft_wrap=True,
         )
     if details:
-        console.print(kernel_table(found))
+        if any(library.weights for library in found):
+            console.print(kernel_table(found))
         if points:
             console.print(curve_table(points))
 
