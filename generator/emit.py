@@ -38,6 +38,17 @@ using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}{arguments}>;
 CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 """
 
+DATA_PARALLEL_TEMPLATE = """\
+// {name}, data-parallel alone
+{includes}
+#include "cutlass/device_kernel.h"
+
+namespace {namespace} {{
+{kernel}
+void const* address() {{ return reinterpret_cast<void const*>(cutlass::{launcher}<{operation}>); }}
+}}  // namespace {namespace}
+"""
+
 
 def emit(spec: KernelSpec) -> str:
     """The translation unit of ``spec``: includes, the CUTLASS kernel type, and the exported C ABI around it."""
@@ -52,6 +63,27 @@ def emit(spec: KernelSpec) -> str:
         kernel=kernel.strip(),
         operation=operation,
         arguments=f", {str(spec.promotable).lower()}" if spec.api == "3x" else "",
+    )
+
+
+def emit_data_parallel(spec: KernelSpec) -> str:
+    """CUTLASS's own data-parallel kernel with the dtypes, tile, cluster, warps, stages and layouts of ``spec``, without a C ABI.
+
+    It is there to be weighed, not to be run: what a library without Stream-K would hold in place of ``emit``'s. 2.x: the identity
+    swizzle; 3.x: the persistent scheduler. Raises ValueError for kernels that CUTLASS lacks: fp64 by TMA, one consumer warpgroup.
+    """
+    _check(spec)
+    if spec.api == "3x" and (spec.dtype == "float64" or spec.schedule == "single" or spec.ctas_per_sm > 1):
+        raise ValueError(f"{spec.name} has no data-parallel twin in CUTLASS: its main loop or kernel layer is this project's")
+    operation = _operation_3x(spec, stream_k=False) if spec.api == "3x" else _operation_2x(spec, stream_k=False)
+    emitter = _emitter(spec)
+    return DATA_PARALLEL_TEMPLATE.format(
+        name=spec.name,
+        includes="\n".join(f'#include "{header}"' for header in emitter.includes),
+        namespace=f"cutlass_sk_data_parallel_{spec.name}",
+        kernel=emitter.emit(operation).strip(),
+        launcher="device_kernel" if spec.api == "3x" else "Kernel2",
+        operation=operation.procedural_name(),
     )
 
 
@@ -151,7 +183,7 @@ def _math(spec: KernelSpec, instruction: tuple[int, int, int]) -> Any:
     return MathInstruction(list(instruction), element, element, accumulator, OpcodeClass.TensorOp, MathOperation.multiply_add)
 
 
-def _operation_3x(spec: KernelSpec) -> GemmOperation:
+def _operation_3x(spec: KernelSpec, *, stream_k: bool = True) -> GemmOperation:
     """TMA and wgmma, TMA epilogue. CUTLASS's collectives for ping-pong are those of one warpgroup a tile."""
     from cutlass_library import (
         EpilogueFunctor,
@@ -186,12 +218,12 @@ def _operation_3x(spec: KernelSpec) -> GemmOperation:
         output,
         KernelScheduleType.TmaWarpSpecializedCooperative if cooperative else KernelScheduleType.TmaWarpSpecializedPingpong,
         EpilogueScheduleType.TmaWarpSpecializedCooperative if cooperative else EpilogueScheduleType.TmaWarpSpecialized,
-        TileSchedulerType.StreamK,
+        TileSchedulerType.StreamK if stream_k else TileSchedulerType.Persistent,
     )
 
 
-def _operation_2x(spec: KernelSpec) -> GemmOperation:
-    """cp.async and mma.sync under ThreadblockSwizzleStreamK.
+def _operation_2x(spec: KernelSpec, *, stream_k: bool = True) -> GemmOperation:
+    """cp.async and mma.sync, under ThreadblockSwizzleStreamK or in the order of tiles.
 
     A 2.x operation has a column-major output; the emitter exchanges its operands and transposes all layouts to instantiate the
     row-major kernel behind it. What is described here is therefore c^T = b^T a^T, so that the emitted kernel is c = a b.
@@ -211,5 +243,5 @@ def _operation_2x(spec: KernelSpec) -> GemmOperation:
         TensorDescription(_data_type(spec.out_dtype), LayoutType.ColumnMajor, spec.alignment_c),
         _data_type(spec.accumulator),
         EpilogueFunctor.LinearCombination,
-        SwizzlingFunctor.StreamK,
+        SwizzlingFunctor.StreamK if stream_k else SwizzlingFunctor.Identity1,
     )

@@ -124,7 +124,7 @@ def _compile_one(console: Console) -> None:
     kernel = Kernel(entry.library).description
     table = Table(show_header=False)
     table.add_row("ready in", f"{took:.1f} s (nvcc took {entry.seconds:.1f} s when it was compiled)")
-    table.add_row("shared object", f"{entry.library_bytes:,} bytes, {code_bytes:,} of them GPU code (compressed)")
+    table.add_row("shared object", f"{entry.library_bytes:,} bytes, {code_bytes:,} of them GPU code")
     table.add_row("shared memory", f"{kernel.shared_memory_bytes:,} bytes, {kernel.stages} stages, {kernel.threads} threads a CTA")
     console.print(table)
     console.print()
