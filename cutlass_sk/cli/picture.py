@@ -104,7 +104,8 @@ def curves_picture(curves: Sequence[Curve]) -> Figure:
             axes.set_ylabel("predicted time (us)" if number == 0 else "")
             axes.grid(color=IDLE)
             axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(f"Basic Stream-K by the paper's model: {curves[0].kernel} on {curves[0].device}", weight="bold")
+        between = "\n" if len(curves) == 1 else " "
+        figure.suptitle(f"Basic Stream-K by the paper's model:{between}{curves[0].kernel} on {curves[0].device}", weight="bold")
     return figure
 
 
@@ -159,7 +160,7 @@ class _Drawing:
         """One step; stores, and fix-ups that take no time, are marks."""
         segment, where = step.segment, f"sm{step.sm}-cta{step.worker}-tile{step.segment.work_tile}"
         if step.action == "mac":
-            tile, k = f"tile {segment.work_tile}", f"k {segment.k_begin}-{segment.k_end - 1}"
+            tile, k = f"tile {segment.work_tile}", _k_range(segment.k_begin, segment.k_end - 1)
             labels = (
                 (f"{tile}, {k}", LARGE),
                 (f"{tile}\n{k}", LARGE),
@@ -244,6 +245,10 @@ class _Drawing:
         head = min(8.0, self.row / 4)
         style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": head, "color": INK, "linewidth": 0.9, "capstyle": "butt"}
         self.axes.add_patch(FancyArrowPatch(path=Line(points), clip_on=False, zorder=3, gid=name, **style))
+
+
+def _k_range(first: int, last: int) -> str:
+    return f"k {first}" if first == last else f"k {first}-{last}"
 
 
 def _half(step: Step) -> float:
