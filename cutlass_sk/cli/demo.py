@@ -17,6 +17,7 @@ from ..generator.catalog import families
 from ..jit.build import build_one
 from ..kernel import Kernel
 from ..reference import execute
+from ..timeline import timeline
 from .compare import METHOD, compare, comparison_table, compile_kernels
 from .drawing import gantt, legend
 from .planned import Planned, plan_problem, why
@@ -109,9 +110,9 @@ def _draw_schedules(console: Console) -> None:
     console.print("[bold]{} x {} x {}[/]".format(*DRAWN), f"drawn on 4 SMs: {tiles} tiles of {iters} k-tiles", highlight=False)
     console.print(legend())
     for name, plan in plans.items():
-        drawing, length = gantt(plan)
-        console.print(f"\n{name}: done after {length} steps, SMs {plan.efficiency:.0%} busy without fix-up", highlight=False)
-        console.print(drawing)
+        drawn = timeline(plan, fixup_iters=1)
+        console.print(f"\n{name}: done after {drawn.length} steps, SMs {plan.efficiency:.0%} busy without fix-up", highlight=False)
+        console.print(gantt(drawn))
     console.print()
 
 
