@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet
-.PHONY: demo test lint clean
+.PHONY: demo test lint figures clean
 
 demo: .venv/installed
 	.venv/bin/cutlass-sk demo
@@ -19,6 +19,11 @@ lint: .venv/installed
 	rm -rf build .venv/typed
 	$(PIP) --no-deps --target .venv/typed .
 	MYPYPATH=.venv/typed .venv/bin/mypy -p cutlass_sk
+
+# The figures of the Stream-K paper; the same bytes each time.
+figures: .venv/installed
+	for figure in 1a 1b 2a 2b 3a 3b 3c 9; do .venv/bin/cutlass-sk schedule --figure $$figure -o docs/figures/figure-$$figure.svg; done
+	.venv/bin/cutlass-sk model -o docs/figures/figure-8.svg
 
 clean:
 	rm -rf .venv build cutlass_sk.egg-info cutlass_sk/_native*.so

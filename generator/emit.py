@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .spec import KernelSpec, Layout
+from .spec import ELEMENT_BYTES, KernelSpec, Layout
 
 if TYPE_CHECKING:
     from cutlass_library.gemm_operation import GemmOperation
@@ -49,6 +49,17 @@ using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}>;
 CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 """
 
+DATA_PARALLEL_TEMPLATE = """\
+// {name}, data-parallel alone
+{includes}
+#include "cutlass/device_kernel.h"
+
+namespace {namespace} {{
+{kernel}
+void const* address() {{ return reinterpret_cast<void const*>(cutlass::{launcher}<{operation}>); }}
+}}  // namespace {namespace}
+"""
+
 
 def emit(spec: KernelSpec) -> str:
     """The translation unit of ``spec``: includes, the CUTLASS kernel type, and the exported C ABI around it."""
@@ -65,6 +76,29 @@ def emit(spec: KernelSpec) -> str:
         namespace=f"cutlass_sk_{spec.name}",
         kernel=kernel.strip(),
         operation=operation,
+    )
+
+
+def emit_data_parallel(spec: KernelSpec) -> str:
+    """CUTLASS's own data-parallel kernel with the dtypes, tile, cluster, warps, stages and layouts of ``spec``, without a C ABI.
+
+    It is there to be weighed, not to be run: what a library without Stream-K would hold in place of ``emit``'s. 2.x: the identity
+    swizzle; 3.x: the persistent scheduler. Raises ValueError for kernels that CUTLASS lacks: fp64 by TMA, one consumer warpgroup.
+    """
+    from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
+
+    _check(spec)
+    if spec.api == "3x" and (spec.dtype == "float64" or spec.schedule == "single" or spec.ctas_per_sm > 1):
+        raise ValueError(f"{spec.name} has no data-parallel twin in CUTLASS: its main loop or kernel layer is this project's")
+    operation = _data_parallel_3x(spec) if spec.api == "3x" else _operation_2x(spec, stream_k=False)
+    emitter = EmitGemmUniversal3xInstance() if spec.api == "3x" else EmitGemmUniversalInstance()
+    return DATA_PARALLEL_TEMPLATE.format(
+        name=spec.name,
+        includes="\n".join(f'#include "{header}"' for header in emitter.includes),
+        namespace=f"cutlass_sk_data_parallel_{spec.name}",
+        kernel=emitter.emit(operation).strip(),
+        launcher="device_kernel" if spec.api == "3x" else "Kernel2",
+        operation=operation.procedural_name(),
     )
 
 
@@ -172,8 +206,47 @@ def _math(spec: KernelSpec, instruction: tuple[int, int, int]) -> Any:
     return MathInstruction(list(instruction), element, element, accumulator, OpcodeClass.TensorOp, MathOperation.multiply_add)
 
 
-def _operation_2x(spec: KernelSpec) -> GemmOperation:
-    """cp.async and mma.sync under ThreadblockSwizzleStreamK.
+def _data_parallel_3x(spec: KernelSpec) -> GemmOperation:
+    """TMA and wgmma, TMA epilogue, persistent scheduler. CUTLASS's collectives for ping-pong are those of one warpgroup a tile."""
+    from cutlass_library import (
+        EpilogueFunctor,
+        EpilogueScheduleType,
+        GemmKind,
+        KernelScheduleType,
+        LayoutType,
+        SwizzlingFunctor,
+        TensorDescription,
+        TileDescription,
+        TileSchedulerType,
+    )
+    from cutlass_library.gemm_operation import GemmOperation
+
+    layout = {"t": LayoutType.RowMajor, "n": LayoutType.ColumnMajor}
+    element, out = _data_type(spec.dtype), _data_type(spec.out_dtype)
+    alignment, alignment_c = 16 // ELEMENT_BYTES[spec.dtype], 16 // ELEMENT_BYTES[spec.out_dtype]
+    math = _math(spec, (64, spec.tile[1], 16))
+    layout_a, layout_b, layout_c = _kernel_layouts(spec)
+    output = TensorDescription(out, layout[layout_c], alignment_c)
+    cooperative = spec.schedule == "cooperative"
+    return GemmOperation(
+        GemmKind.Universal3x,
+        90,
+        TileDescription(list(spec.tile), spec.stages, [4, 1, 1], math, 90, 90, [*spec.cluster, 1]),
+        TensorDescription(element, layout[layout_a], alignment),
+        TensorDescription(element, layout[layout_b], alignment),
+        output,
+        _data_type(spec.accumulator),
+        EpilogueFunctor.LinearCombination,
+        SwizzlingFunctor.Identity1,
+        output,
+        KernelScheduleType.TmaWarpSpecializedCooperative if cooperative else KernelScheduleType.TmaWarpSpecializedPingpong,
+        EpilogueScheduleType.TmaWarpSpecializedCooperative if cooperative else EpilogueScheduleType.TmaWarpSpecialized,
+        TileSchedulerType.Persistent,
+    )
+
+
+def _operation_2x(spec: KernelSpec, *, stream_k: bool = True) -> GemmOperation:
+    """cp.async and mma.sync, under ThreadblockSwizzleStreamK or in the order of tiles.
 
     A 2.x operation has a column-major output; the emitter exchanges its operands and transposes all layouts to instantiate the
     row-major kernel behind it. What is described here is therefore c^T = b^T a^T, so that the emitted kernel is c = a b.
@@ -193,5 +266,5 @@ def _operation_2x(spec: KernelSpec) -> GemmOperation:
         TensorDescription(_data_type(spec.out_dtype), LayoutType.ColumnMajor, spec.alignment_c),
         _data_type(spec.accumulator),
         EpilogueFunctor.LinearCombination,
-        SwizzlingFunctor.StreamK,
+        SwizzlingFunctor.StreamK if stream_k else SwizzlingFunctor.Identity1,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from command_line import CommandLine
 
 torch.set_num_threads(1)  # tests multiply small matrices: threads cost more in barriers than they save
 
@@ -26,3 +27,8 @@ def missing_gpu() -> str | None:
     if capability != (9, 0):
         return f"a GPU of compute capability 9.0 is needed and {torch.cuda.get_device_name()} has {capability[0]}.{capability[1]}."
     return None
+
+
+@pytest.fixture
+def cutlass_sk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)

@@ -4,51 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import CommandLine
 
-from cutlass_sk import Gemm, __version__, cli, extension
+from cutlass_sk import Gemm, __version__, extension
 from cutlass_sk.cli.drawing import gantt
 from cutlass_sk.cli.size import device_code_bytes
 from cutlass_sk.generator.catalog import families
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.plan import Plan
+from cutlass_sk.timeline import timeline
 
 SQUARE = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64))
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
-
-
-class CommandLine:
-    """Calls ``cutlass-sk`` in this process; gives exit status, standard output and standard error."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setenv("TERM", "dumb")
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["cutlass-sk", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = self.capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, output.out, output.err
-
-
-@pytest.fixture
-def cutlass_sk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
 
 
 def test_version_and_help(cutlass_sk: CommandLine) -> None:
     assert cutlass_sk("--version") == (0, f"{__version__}\n", "")
     status, text, _ = cutlass_sk("--help")
     assert status == 0
-    for command in ("doctor", "plan", "run", "build", "demo"):
+    for command in ("doctor", "plan", "schedule", "model", "run", "build", "demo"):
         assert command in text
 
 
@@ -185,9 +164,9 @@ def test_doctor_counts_the_cache_and_writes_nothing(
 def test_gantt_draws_each_k_tile_once() -> None:
     gemm = Gemm("float16", device="toy:4", kernels=[SQUARE])
     plan = gemm.plan(384, 384, 512, decomposition="stream_k", sk_tiles=9)
-    drawing, length = gantt(plan)
-    rows = [line[len("SM 0 ") :].split()[0] for line in drawing.plain.splitlines()]
-    assert [len(row) for row in rows] == [18, 19, 19, 19] and length == 19
+    drawn = timeline(plan, fixup_iters=1)
+    rows = [line[len("SM 0 ") :].split()[0] for line in gantt(drawn).plain.splitlines()]
+    assert [len(row) for row in rows] == [18, 19, 19, 19] and drawn.length == 19
     assert {tile: "".join(rows).count(tile) for tile in "012345678"} == dict.fromkeys("012345678", plan.iters_per_tile)
     assert "".join(rows).count("+") == 3
 
@@ -202,7 +181,8 @@ def test_gantt_draws_each_k_tile_once() -> None:
 )
 def test_gantt_waits_for_partials(sms: int, k: int, drawn: str) -> None:
     gemm = Gemm("float16", device=f"toy:{sms}", kernels=[SQUARE])
-    assert gantt(gemm.plan(128, 128, k, decomposition="stream_k"))[0].plain == drawn
+    plan = gemm.plan(128, 128, k, decomposition="stream_k")
+    assert gantt(timeline(plan, fixup_iters=1)).plain == drawn
 
 
 @pytest.mark.compiles

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from cutlass_sk import Gemm, cli, env
+from cutlass_sk import Gemm, env
+from cutlass_sk.ensemble import cli
 from cutlass_sk.generator.catalog import DTYPES, families
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ import pytest
 import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
-from cutlass_sk.generator.emit import emit
+from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout, at_all_widths, binaries_of, binary_name
 
 CATALOGUE = tuple(kernels())
@@ -27,7 +27,7 @@ VECTOR_DOUBLE = families("float64", "float64", "sm90a")[-1]
 DIGESTS = """
 import hashlib
 from cutlass_sk.generator import kernels
-from cutlass_sk.generator.emit import emit
+from cutlass_sk.generator.emit import emit, emit_data_parallel
 print(*(f"{spec.name} {hashlib.sha256(emit(spec).encode()).hexdigest()}" for spec in kernels()), sep="\\n")
 """
 
@@ -50,6 +50,29 @@ def test_the_text_is_the_same_in_every_process(tmp_path: Path) -> None:
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == len(CATALOGUE)
+
+
+STOCK = tuple(spec for spec in CATALOGUE if spec.api == "2x" or spec.dtype != "float64")
+
+
+@pytest.mark.parametrize("spec", STOCK, ids=str)
+def test_data_parallel_twins_are_cutlass_s_own(spec: KernelSpec) -> None:
+    text, ours = emit_data_parallel(spec), text_of(spec)
+    assert "StreamK" not in text and "cutlass_sk/" not in text and "cutlass_sk::" not in text
+    if spec.api == "3x":
+        assert text.count("cutlass::gemm::PersistentScheduler") == 1 and "device_kernel<" in text
+    else:
+        assert text.count("GemmIdentityThreadblockSwizzle<1>") == 1 and "Kernel2<" in text
+    assert f"namespace cutlass_sk_data_parallel_{spec.name} {{" in text
+    # Layouts, shapes and element types are those of the kernel it is the twin of, in the same order.
+    words = r"layout::\w+|GemmShape<[\d, ]+>|cute::_\d+|half_t|bfloat16_t|\bdouble\b|KernelTmaWarpSpecialized\w+"
+    assert re.findall(words, text) == re.findall(words, ours)
+
+
+def test_kernels_that_cutlass_lacks_have_no_twin() -> None:
+    for spec in (TMA_DOUBLE[0], replace(FIRST, schedule="single"), replace(FIRST, ctas_per_sm=2)):
+        with pytest.raises(ValueError, match=f"{spec.name} has no data-parallel twin in CUTLASS"):
+            emit_data_parallel(spec)
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=str)

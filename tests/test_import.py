@@ -30,7 +30,8 @@ sys.addaudithook(watch)
 {imported}
 print(events)
 print(sorted(name for name in set(sys.modules) - before if name.partition(".")[0] in
-             ("cuda", "cutlass_library", "cutlass_cppgen", "rich", "typer", "platformdirs", "subprocess", "multiprocessing")))
+             ("cuda", "cutlass_library", "cutlass_cppgen", "matplotlib", "rich", "typer", "platformdirs", "subprocess",
+              "multiprocessing")))
 print(torch.cuda.is_initialized())
 """
 

@@ -17,11 +17,13 @@ from .calibrate import calibrate
 from .demo import demo
 from .doctor import doctor
 from .explain import explain
+from .model import model
 from .plan import plan
 from .run import run
+from .schedule import schedule
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (doctor, plan, explain, run, build, calibrate, demo):
+for command in (doctor, plan, explain, schedule, model, run, build, calibrate, demo):
     app.command()(command)
 
 

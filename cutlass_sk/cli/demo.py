@@ -17,6 +17,7 @@ from ..generator.catalog import families
 from ..jit.build import build_one
 from ..kernel import Kernel
 from ..reference import execute
+from ..timeline import timeline
 from .compare import METHOD, compare, comparison_table, compile_kernels
 from .drawing import gantt, legend
 from .planned import Planned, plan_problem, why
@@ -109,9 +110,9 @@ def _draw_schedules(console: Console) -> None:
     console.print("[bold]{} x {} x {}[/]".format(*DRAWN), f"drawn on 4 SMs: {tiles} tiles of {iters} k-tiles", highlight=False)
     console.print(legend())
     for name, plan in plans.items():
-        drawing, length = gantt(plan)
-        console.print(f"\n{name}: done after {length} steps, SMs {plan.efficiency:.0%} busy without fix-up", highlight=False)
-        console.print(drawing)
+        drawn = timeline(plan, fixup_iters=1)
+        console.print(f"\n{name}: done after {drawn.length} steps, SMs {plan.efficiency:.0%} busy without fix-up", highlight=False)
+        console.print(gantt(drawn))
     console.print()
 
 
@@ -124,7 +125,7 @@ def _compile_one(console: Console) -> None:
     kernel = Kernel(entry.library).description
     table = Table(show_header=False)
     table.add_row("ready in", f"{took:.1f} s (nvcc took {entry.seconds:.1f} s when it was compiled)")
-    table.add_row("shared object", f"{entry.library_bytes:,} bytes, {code_bytes:,} of them GPU code (compressed)")
+    table.add_row("shared object", f"{entry.library_bytes:,} bytes, {code_bytes:,} of them GPU code")
     table.add_row("shared memory", f"{kernel.shared_memory_bytes:,} bytes, {kernel.stages} stages, {kernel.threads} threads a CTA")
     console.print(table)
     console.print()

@@ -1,56 +1,58 @@
-"""Schedules drawn as text: workers down, time across."""
+"""Timelines drawn as text: SMs down, time across."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from string import digits
 
 from rich.text import Text
 
-from ..plan import Plan
-from ..schedule import Segment, schedule
+from ..timeline import Step, Timeline
 
 DATA_PARALLEL, STREAM_K, FIXUP, WAIT = "white on blue", "black on green", "white on red", "dim"
 TILE_NAMES = digits + "abcdefghijklmnopqrstuvwxyz"
 
 
-def legend() -> Text:
+def legend(iters: int = 1) -> Text:
+    """``iters``: iterations that a column stands for."""
+    span = "one k-tile" if iters == 1 else f"{iters} k-tiles"
     return Text.assemble(
-        ("0", DATA_PARALLEL), " one k-tile of tile 0, data-parallel  ", ("0", STREAM_K), " the same in a Stream-K share  ",
+        ("0", DATA_PARALLEL), f" {span} of tile 0, data-parallel  ", ("0", STREAM_K), " the same in a Stream-K share  ",
         ("+", FIXUP), " adding one partial sum  . waiting",
     )  # fmt: skip
 
 
-def gantt(plan: Plan) -> tuple[Text, int]:
-    """The schedule of ``plan`` and its length; a k-tile takes one step of time, and so does adding one peer's partial sums.
-
-    For plans without a separate reduction, whose SMs are its workers.
-    """
-    rows: list[list[tuple[str, str]]] = [[] for _ in schedule(plan)]
-    ready: dict[tuple[int, int], int] = {}
-    # A unit waits only for lower ones, and a worker's segments come in order: rounds over all workers end.
-    waiting = [list(segments) for segments in schedule(plan)]
-    while any(waiting):
-        for row, segments in zip(rows, waiting, strict=True):
-            while segments and all((peer, segments[0].work_tile) in ready for peer in segments[0].peers):
-                _draw(segments.pop(0), row, ready)
-    length = max(map(len, rows))
-    lines = []
-    for worker, row in enumerate(rows):
-        lines.append(Text.assemble(f"SM {worker} ", *row, (" " * (length - len(row)), ""), f" {len(row)}"))
-    return Text("\n").join(lines), length
+def column_iters(timeline: Timeline, width: int) -> int:
+    """The fewest iterations that a column must stand for, so that lines of ``gantt`` fit ``width`` characters."""
+    columns = width - len(_label(timeline, 0)) - len(f" {timeline.length}")
+    return -(-timeline.length // max(1, columns))
 
 
-def _draw(segment: Segment, row: list[tuple[str, str]], ready: dict[tuple[int, int], int]) -> None:
-    row.extend(_mac_steps(segment))
-    for peer in segment.peers:
-        row.extend([(".", WAIT)] * (ready[peer, segment.work_tile] - len(row)))
-        row.append(("+", FIXUP))
-    if segment.role == "partial" and segment.unit is not None:
-        ready[segment.unit, segment.work_tile] = len(row)
+def gantt(timeline: Timeline, iters: int = 1) -> Text:
+    """A line an SM, with the time when it ends; a column stands for ``iters`` iterations."""
+    rows: list[list[tuple[str, str]]] = [[] for _ in range(timeline.sms)]
+    for step in timeline.steps:
+        columns = _columns(step.end, iters) - _columns(step.begin, iters)
+        rows[step.sm] += [_cell(step)] * columns
+    width = max(map(len, rows))
+    return Text("\n").join(
+        Text.assemble(_label(timeline, sm), *row, " " * (width - len(row)), f" {end}")
+        for sm, (row, end) in enumerate(zip(rows, timeline.ends(), strict=True))
+    )
 
 
-def _mac_steps(segment: Segment) -> Iterator[tuple[str, str]]:
-    style = DATA_PARALLEL if segment.unit is None else STREAM_K
-    for _ in range(segment.k_begin, segment.k_end):
-        yield TILE_NAMES[segment.work_tile % len(TILE_NAMES)], style
+def _label(timeline: Timeline, sm: int) -> str:
+    return f"SM {sm:<{len(str(timeline.sms - 1))}} "
+
+
+def _columns(time: int, iters: int) -> int:
+    """Columns up to ``time``, rounded."""
+    return (time + iters // 2) // iters
+
+
+def _cell(step: Step) -> tuple[str, str]:
+    if step.action == "fixup":
+        return "+", FIXUP
+    if step.action == "wait":
+        return ".", WAIT
+    style = DATA_PARALLEL if step.segment.unit is None else STREAM_K
+    return TILE_NAMES[step.segment.work_tile % len(TILE_NAMES)], style

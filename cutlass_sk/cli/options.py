@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -16,6 +17,9 @@ Layouts = Literal["tt", "tn", "nt", "nn"]
 M = Annotated[int, typer.Argument(metavar="M", help="Rows of a and c.")]
 N = Annotated[int, typer.Argument(metavar="N", help="Columns of b and c.")]
 K = Annotated[int, typer.Argument(metavar="K", help="Columns of a, rows of b.")]
+OptionalM = Annotated[int | None, typer.Argument(metavar="M", help="Rows of a and c.")]
+OptionalN = Annotated[int | None, typer.Argument(metavar="N", help="Columns of b and c.")]
+OptionalK = Annotated[int | None, typer.Argument(metavar="K", help="Columns of a, rows of b.")]
 
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Element type of a and b.")]
 OutDtypeOption = Annotated[OutDtype | None, typer.Option("--out-dtype", help="Element type of c.  \\[default: that of a and b]")]
@@ -33,6 +37,23 @@ TileNOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+PICTURES = (".svg", ".png")
+
+
+def picture_path(path: Path | None) -> Path | None:
+    """A file name whose suffix says what kind of picture it is."""
+    if path is not None and path.suffix not in PICTURES:
+        raise typer.BadParameter(f"{str(path)!r} must end in {' or '.join(PICTURES)}, the pictures there are")
+    return path
+
+
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", callback=picture_path, help="Draw a picture, .svg or .png; needs matplotlib.  \\[default: print text]"
+    ),
+]
+
 
 def extents(text: str, count: int) -> tuple[int, ...]:
     """``128x256x64`` as numbers, of which there must be ``count``."""
@@ -40,3 +61,10 @@ def extents(text: str, count: int) -> tuple[int, ...]:
     if len(parts) != count or not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise typer.BadParameter(f"{text!r} must be {count} whole numbers with x between them, such as {'x'.join(['128'] * count)}")
     return tuple(map(int, parts))
+
+
+def sizes(m: int | None, n: int | None, k: int | None) -> tuple[int, int, int]:
+    """M, N and K where a command can do without them; all three here."""
+    if m is None or n is None or k is None:
+        raise typer.BadParameter("M, N and K are needed, all three")
+    return m, n, k

@@ -79,13 +79,23 @@ def compile_source(name: str, text: str, architecture: str, *, progress: bool | 
 def compile_sources(sources: Sequence[Source], *, progress: bool | None = None) -> list[Entry]:
     """Cache entries of ``sources``, in their order; equal sources are compiled once. Errors as for ``build``."""
     cache, toolchain = Cache(), find_toolchain()
-    keys = [kernel_key(source.text, FLAGS, toolchain, source.architecture) for source in sources]
+    keys = _keys(sources, toolchain)
     entries = {key: cache.lookup(key) for key in keys}
     missing = {key: source for key, source in zip(keys, sources, strict=True) if entries[key] is None}
     if missing:
         with show_progress(progress, len(missing)) as watch:
             entries |= _compile_all(missing, cache, toolchain, watch)
     return [entry for key in keys if (entry := entries[key]) is not None]
+
+
+def lookup_sources(sources: Sequence[Source]) -> list[Entry | None]:
+    """What the cache holds of ``sources``, in their order; compiles nothing. ToolchainError without a toolchain: keys name it."""
+    cache = Cache()
+    return [cache.lookup(key) for key in _keys(sources, find_toolchain())]
+
+
+def _keys(sources: Sequence[Source], toolchain: Toolchain) -> list[str]:
+    return [kernel_key(source.text, FLAGS, toolchain, source.architecture) for source in sources]
 
 
 def _target(spec: KernelSpec, architecture: str | None) -> str:

@@ -1,0 +1,11 @@
+"""The whole command line: the library's commands, and those that compare. One file a command, as in ``cutlass_sk.cli``."""
+
+from cutlass_sk.cli import app, main
+
+from .corpus import corpus
+from .size import size
+
+for command in (size, corpus):
+    app.command()(command)
+
+__all__ = ["app", "main"]
