@@ -480,7 +480,7 @@ def promotion(m: int, n: int, k: int, kernel: Profile, options: Options) -> int:
     spec, tile_k = kernel.spec, kernel.tile_k
     if options.promotion is not None:
         if options.promotion % tile_k or (options.promotion and not spec.takes_promotion):
-            kernels = f"multiples of {tile_k}" if spec.takes_promotion else "kernels with float32 outputs and small tiles"
+            kernels = f"multiples of {tile_k}" if spec.takes_promotion else "kernels with float32 outputs and narrow tiles"
             raise PlanError(f"promotion={options.promotion} does not fit {spec.name}; it is for {kernels}")
         return options.promotion
     if not spec.takes_promotion or not ragged(n, k):

@@ -23,9 +23,6 @@ WIDTH_STEP, WIDEST = 32, 256
 """Steps and limit of the tile widths that one binary takes: wgmma's n is at most 256."""
 MOST_SUMS = 208
 """Sums a thread has registers for, of the 240 that a consumer warpgroup's threads get."""
-SUMS_TWICE = 64 * 128
-"""Elements of a tile whose sums a consumer warpgroup holds twice: those of the tile, and those still in the tensor core."""
-
 
 NAMED_TILE = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))")
 """The tile, and the widths, in the name of a kernel that takes several."""
@@ -52,7 +49,7 @@ class KernelSpec:
     warps        (m, n) warps that share the tile (2.x only).
     stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (wgmma only).
     promotable   whether a launch may limit how many products are added up in the tensor core before an ordinary float32 addition
-                 takes over their sum (3.x); see include/cutlass_sk/mainloop.hpp
+                 takes over their sum (3.x); see include/cutlass_sk/wgmma_mainloop.hpp
     swapped      whether the kernel computes c^T = b^T a^T (3.x); tile and cluster are those of c^T. Operands are the same.
     layout_a/b   ``t``: row-major operand, ``n``: column-major (the letters of BLAS for a row-major library); c is row-major.
     """
@@ -141,8 +138,8 @@ class KernelSpec:
 
     @property
     def takes_promotion(self) -> bool:
-        """Whether plans may limit chains of tensor-core sums at this width: there are registers for both kinds of sums then."""
-        return self.promotable and self.tile[0] * self.tile[1] <= self.tile_warpgroups * SUMS_TWICE
+        """Whether plans may limit chains of tensor-core sums at this width: those that it leaves unused then hold the chains."""
+        return self.promotable and 2 * self.tile[1] <= self.widest
 
     @property
     def accumulator(self) -> str:

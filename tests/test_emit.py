@@ -350,8 +350,6 @@ def test_kernels_that_end_chains_have_registers_for_them() -> None:
     for spec in CATALOGUE:
         assert spec.promotable == (spec.api == "3x" and spec.out_dtype == "float32")
         assert any(used.takes_promotion for used in spec.variants) == spec.promotable
-    spec = KernelSpec("sm90a", "3x", "float16", "float32", (128, 160, 64), promotable=True)
-    assert spec.takes_promotion and not replace(spec, promotable=False).takes_promotion
-    pingpong = replace(spec, schedule="pingpong", tile=(64, 160, 64))
-    assert pingpong.takes_promotion
-    assert not replace(pingpong, tile=(64, 168, 64)).takes_promotion and not replace(pingpong, tile=(128, 160, 64)).takes_promotion
+    for spec in families("float16", "float32", "sm90a"):
+        assert [used.takes_promotion for used in spec.variants] == [2 * used.tile[1] <= spec.widest for used in spec.variants]
+        assert not replace(spec, promotable=False).takes_promotion

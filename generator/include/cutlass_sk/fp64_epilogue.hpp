@@ -49,7 +49,6 @@ class Fp64Epilogue {
     return params;
   }
 
-  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const&) {}
   CUTLASS_DEVICE Fp64Epilogue(Params const& params, TensorStorage&) : params_(params) {}
 
   /// Called by every consumer thread of the tile.
@@ -76,7 +75,6 @@ class Fp64Epilogue {
       write<false, true>(place, sums);
     }
   }
-  CUTLASS_DEVICE static void finish() {}
 
  private:
   using Sums = typename Mainloop::Sums;

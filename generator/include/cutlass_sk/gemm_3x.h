@@ -169,8 +169,7 @@ struct Gemm3x {
   }
 
   static int32_t set_addresses(Params& params, CutlassSkAddresses const& addresses, CutlassSkResult* result) {
-    void* const operands[] = {const_cast<void*>(operand_a(addresses)), const_cast<void*>(operand_b(addresses)), addresses.c,
-                              addresses.c};
+    void* const operands[] = {const_cast<void*>(operand_a(addresses)), const_cast<void*>(operand_b(addresses))};
     auto const replace = replace_address();
     auto const descriptors = maps(params);
     for (size_t i = 0; i < descriptors.size(); ++i) {
@@ -204,12 +203,12 @@ struct Gemm3x {
     return stride;
   }
 
-  /// The TMA descriptors of a, b, and where it is stored by TMA, of c.
-  static auto maps(Params& params) {
+  /// The TMA descriptors of a and b.
+  static std::array<CUtensorMap*, 2> maps(Params& params) {
     if constexpr (kTakesWidths<Mainloop>) {
-      return std::array<CUtensorMap*, 3>{&params.mainloop.map_a, &params.mainloop.map_b, &params.epilogue.map_c};
+      return {&params.mainloop.map_a, &params.mainloop.map_b};
     } else {
-      return std::array<CUtensorMap*, 2>{&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_};
+      return {&params.mainloop.tma_load_a.tma_desc_, &params.mainloop.tma_load_b.tma_desc_};
     }
   }
 

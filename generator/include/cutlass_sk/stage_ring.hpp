@@ -36,13 +36,18 @@ class StageRing {
     uint32_t num_consumers = 0;  ///< threads
     uint32_t num_producers = 1;
     int32_t stages = most_stages;
+    uint32_t reciprocal = reciprocal_of(most_stages);
   };
+
+  /// 2^32 / stages, rounded up: the high half of a product with it is the quotient of anything below 2^28.
+  CUTLASS_HOST_DEVICE static constexpr uint32_t reciprocal_of(int32_t stages) { return 0xffffffffu / uint32_t(stages) + 1; }
 
   /// A place in the ring. The phase is the parity that its barrier's next completion has.
   class PipelineState {
    public:
     PipelineState() = default;
-    CUTLASS_DEVICE PipelineState(int32_t stages, uint32_t phase) : stages_(stages), phase_(phase) {}
+    CUTLASS_DEVICE PipelineState(int32_t stages, uint32_t reciprocal, uint32_t phase)
+        : stages_(stages), reciprocal_(reciprocal), phase_(phase) {}
     CUTLASS_DEVICE int32_t index() const { return index_; }
     CUTLASS_DEVICE uint32_t phase() const { return phase_; }
     CUTLASS_DEVICE PipelineState& operator++() {
@@ -53,25 +58,31 @@ class StageRing {
       return *this;
     }
     CUTLASS_DEVICE void advance(int32_t count) {
-      uint32_t const there = uint32_t(index_ + count), rounds = there / uint32_t(stages_);
+      uint32_t const there = uint32_t(index_ + count), rounds = __umulhi(there, reciprocal_);
       index_ = int32_t(there - rounds * uint32_t(stages_));
       phase_ ^= rounds & 1;
     }
 
    private:
-    int32_t stages_ = 1, index_ = 0;
+    int32_t stages_ = 1;
+    uint32_t reciprocal_ = 0;
+    int32_t index_ = 0;
     uint32_t phase_ = 0;
   };
 
   /// Operands are multicast along the rows and columns of the cluster: a stage is free once the consumers of all CTAs in this CTA's
   /// row and column have given it back.
   CUTLASS_DEVICE StageRing(SharedStorage& storage, Params const& params, ClusterShape)
-      : storage_(storage), transaction_bytes_(params.transaction_bytes), stages_(params.stages) {
-    if (int(threadIdx.x) < stages_) {
-      storage.full[threadIdx.x].init(params.num_producers);
-      storage.empty[threadIdx.x].init(kPeers * params.num_consumers / kThreads);
+      : storage_(storage), transaction_bytes_(params.transaction_bytes), stages_(params.stages), reciprocal_(params.reciprocal) {
+    // Stages are dealt out to warps: the hardware initialises the barriers of one warp's threads one after the other.
+    int const first = cutlass::canonical_warp_idx_sync(), step = int(blockDim.x) / cutlass::NumThreadsPerWarp;
+    if (cute::elect_one_sync()) {
+      for (int stage = first; stage < most_stages; stage += step) {
+        storage.full[stage].init(params.num_producers);
+        storage.empty[stage].init(kPeers * params.num_consumers / kThreads);
+      }
+      cutlass::arch::fence_barrier_init();
     }
-    cutlass::arch::fence_barrier_init();
     int const warp = int(threadIdx.x) % kThreads / cutlass::NumThreadsPerWarp;
     signals_ = warp < kPeers && cutlass::canonical_lane_idx() == 0;
     if constexpr (kPeers > 1) {
@@ -82,8 +93,8 @@ class StageRing {
   }
 
   /// Where producers and consumers start.
-  CUTLASS_DEVICE PipelineState producer_start() const { return {stages_, 1}; }
-  CUTLASS_DEVICE PipelineState consumer_start() const { return {stages_, 0}; }
+  CUTLASS_DEVICE PipelineState producer_start() const { return {stages_, reciprocal_, 1}; }
+  CUTLASS_DEVICE PipelineState consumer_start() const { return {stages_, reciprocal_, 0}; }
 
   CUTLASS_DEVICE void producer_acquire(PipelineState const& state) {
     storage_.empty[state.index()].wait(state.phase());
@@ -125,6 +136,7 @@ class StageRing {
   SharedStorage& storage_;
   uint32_t transaction_bytes_;
   int32_t stages_;
+  uint32_t reciprocal_;
   bool signals_;
   int peer_ = 0;
 };

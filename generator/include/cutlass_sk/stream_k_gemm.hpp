@@ -136,7 +136,6 @@ class StreamKGemm {
 
     if (warp == 0 && cute::elect_one_sync()) {
       CollectiveMainloop::prefetch_tma_descriptors(params.mainloop);
-      CollectiveEpilogue::prefetch_tma_descriptors(params.epilogue);
     }
 
     typename MainloopPipeline::Params mainloop_params;
@@ -146,7 +145,10 @@ class StreamKGemm {
     mainloop_params.num_consumers = kTileThreads;
     mainloop_params.num_producers = CollectiveMainloop::NumProducerThreadEvents;
     mainloop_params.transaction_bytes = params.mainloop.tma_transaction_bytes;
-    if constexpr (kColumnwise) mainloop_params.stages = params.mainloop.stages;
+    if constexpr (kColumnwise) {
+      mainloop_params.stages = params.mainloop.stages;
+      mainloop_params.reciprocal = params.mainloop.reciprocal;
+    }
     MainloopPipeline mainloop_pipeline(storage.pipelines.mainloop, mainloop_params, ClusterShape{});
 
     Turns turns(storage.pipelines.turns, {uint32_t(warp_group - 1), uint32_t(kWarpGroup)});
@@ -234,6 +236,11 @@ class StreamKGemm {
     if (kPingPong && consumer == 1) work = skip(work);
     while (work.is_valid()) {
       auto accumulators = cute::partition_fragment_C(tiled_mma, cute::take<0, 2>(TileShape{}));
+      if constexpr (kColumnwise) {
+        // A narrow tile leaves sums alone. Undefined ones would be set again and again, where the loops of all widths meet.
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < cute::size(accumulators); ++i) asm volatile("mov.b32 %0, 0;" : "=f"(accumulators(i)));
+      }
       if constexpr (kPingPong) turns.wait();
       mainloop.mma(mainloop_pipeline, mainloop_state, accumulators, work.k_tiles(), thread, storage.tensors.mainloop,
                    params.mainloop, [&] {
@@ -263,7 +270,6 @@ class StreamKGemm {
       work = scheduler.next(work);
       if constexpr (kPingPong) work = skip(work);
     }
-    CollectiveEpilogue::finish();
   }
 };
 

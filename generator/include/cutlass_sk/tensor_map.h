@@ -13,8 +13,6 @@ template <class Element>
 constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 template <>
 constexpr CUtensorMapDataType kMapType<cutlass::bfloat16_t> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-template <>
-constexpr CUtensorMapDataType kMapType<float> = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
 /// The driver's function called `name`, as it was in CUDA 12.0; nullptr if the driver has none.
 template <class Function>

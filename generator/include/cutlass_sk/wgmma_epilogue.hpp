@@ -1,18 +1,15 @@
-/// c = alpha * sums + beta * c for tiles of any width: 32 columns at a time through shared memory, stored by TMA.
+/// c = alpha * sums + beta * c for tiles of any width, 32 columns at a time, with ordinary stores.
 ///
-/// Each warpgroup has the rows that its instructions give it, memory of its own, and a barrier of its own: warpgroups never wait
-/// for each other here. The code is short because it is there once for each 32 columns that a tile may have: sums in registers
-/// cannot be indexed at run time.
+/// TMA would store whole boxes, but to hand it one takes a fence, a barrier and a thread that waits: more time than a short tile's
+/// products take. Float32 sums go from registers to whole sectors of memory; 16-bit ones pass through shared memory, to become lines
+/// of 64 bytes (row-major c: each warp by itself) or 128 (column-major: the warpgroup's 64 rows). Warpgroups never wait for each
+/// other here. The code is short because it is there once for each 32 columns that a tile may have: sums in registers cannot be
+/// indexed at run time.
 #pragma once
-#include <cuda.h>
-
-#include "cute/arch/copy_sm90.hpp"
-#include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/detail/layout.hpp"
 #include "cutlass/numeric_conversion.h"
-#include "cutlass_sk/tensor_map.h"
 
 namespace cutlass_sk {
 
@@ -30,16 +27,16 @@ class WgmmaEpilogue {
  private:
   static constexpr int kBytes = int(sizeof(ElementC));
   static constexpr bool kRowMajor = cute::is_static_v<decltype(cute::get<1>(StrideC{}))>;
-  static_assert(kBytes == 2 || kBytes == 4);
-  /// Contiguous elements of a box, and how many boxes 64 x 32 elements make: none is wider than 128 bytes.
-  static constexpr int kInner = kRowMajor ? kColumns : kRows * kBytes <= 128 ? kRows : 128 / kBytes;
-  static constexpr int kOuter = kRowMajor ? kRows : kColumns, kBoxes = kRows * kColumns / (kInner * kOuter);
-  static constexpr int kLineBytes = kInner * kBytes, kBoxBytes = kLineBytes * kOuter, kBufferBytes = kBoxBytes * kBoxes;
-  static constexpr int kBuffers = kBytes == 2 ? 3 : 2;
+  static constexpr bool kStaged = kBytes == 2;
+  static_assert(kStaged || kBytes == 4);
+  /// Of 64 x 32 staged elements: contiguous ones, and how many a thread stores at once.
+  static constexpr int kInner = kRowMajor ? kColumns : kRows, kLineBytes = kInner * kBytes;
+  static constexpr int kVector = kAlignmentBytes / kBytes;
+  static constexpr int kBuffers = 2, kBufferBytes = kStaged ? kRows * kColumns * kBytes : 16;
 
  public:
   struct TensorStorage {
-    alignas(1024) uint8_t buffers[warpgroups][kBuffers][kBufferBytes];
+    alignas(128) uint8_t buffers[warpgroups][kBuffers][kBufferBytes];
   };
   using SharedStorage = TensorStorage;
 
@@ -53,10 +50,9 @@ class WgmmaEpilogue {
     StrideD dD{};
   };
   struct Params {
-    CUtensorMap map_c;
     float alpha, beta;
-    ElementC const* c;  ///< source and destination
-    int64_t leading;    ///< from one line of contiguous elements to the next
+    ElementC* c;      ///< source and destination
+    int64_t leading;  ///< from one line of contiguous elements to the next
     int32_t m, n;
 
     void set(double new_alpha, double new_beta, ElementC* new_c) {
@@ -66,21 +62,12 @@ class WgmmaEpilogue {
     }
   };
 
-  /// A map that cannot be encoded stays zero.
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem_shape, Arguments const& arguments, void*) {
-    int const m = cute::get<0>(problem_shape), n = cute::get<1>(problem_shape);
-    Params params{};
-    params.leading = kRowMajor ? int64_t(cute::get<0>(arguments.dD)) : int64_t(cute::get<1>(arguments.dD));
-    params.map_c = encode_map(static_cast<ElementC const*>(arguments.ptr_D), kRowMajor ? n : m, kRowMajor ? m : n, params.leading,
-                              kInner, kOuter, kLineBytes);
-    params.m = m;
-    params.n = n;
-    params.set(arguments.thread.alpha, arguments.thread.beta, arguments.ptr_D);
-    return params;
+    int64_t const leading = kRowMajor ? int64_t(cute::get<0>(arguments.dD)) : int64_t(cute::get<1>(arguments.dD));
+    return {arguments.thread.alpha, arguments.thread.beta, arguments.ptr_D, leading, int(cute::get<0>(problem_shape)),
+            int(cute::get<1>(problem_shape))};
   }
-
-  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) { cute::prefetch_tma_descriptor(&params.map_c); }
 
   CUTLASS_DEVICE WgmmaEpilogue(Params const& params, TensorStorage& storage) : params_(params), storage_(storage) {}
 
@@ -105,93 +92,123 @@ class WgmmaEpilogue {
       each([&](float* some, int y, int x) { add_source(some, y, x, thread); });
       scale = 1;
     }
-    each([&](float* some, int y, int x) { store_block(some, scale, y, x, thread, warpgroup); });
+    each([&](float* some, int y, int x) {
+      if constexpr (kStaged) {
+        store_staged(some, scale, y, x, thread, warpgroup);
+      } else {
+        store_directly(some, scale, y, x, thread);
+      }
+    });
   }
-
-  /// Before the CTA ends: shared memory must be there until it has been read.
-  CUTLASS_DEVICE static void finish() { cute::tma_store_wait<0>(); }
 
  private:
   Params const& params_;
   TensorStorage& storage_;
   int buffer_ = 0;
 
-  CUTLASS_DEVICE void store_block(float const* sums, float scale, int row, int column, int thread, int warpgroup) {
-    float values[kSums];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSums; ++i) values[i] = scale * sums[i];
-    uint32_t const buffer = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][buffer_]);
-    write(buffer, values, thread);
-    cute::tma_store_fence();
-    // Whoever passes the barrier finds the next buffer read: of the stores before this one, all but kBuffers - 2.
-    if (thread == 0) cute::tma_store_wait<kBuffers - 2>();
-    cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(warpgroup));
-    if (thread == 0) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int box = 0; box < kBoxes; ++box) {
-        void const* const from = storage_.buffers[warpgroup][buffer_] + box * kBoxBytes;
-        if constexpr (kRowMajor) {
-          cute::SM90_TMA_STORE_2D::copy(&params_.map_c, from, column, row);
-        } else {
-          cute::SM90_TMA_STORE_2D::copy(&params_.map_c, from, row + box * kInner, column);
-        }
-      }
-      cute::tma_store_arrive();
-    }
-    buffer_ = buffer_ + 1 == kBuffers ? 0 : buffer_ + 1;
+  CUTLASS_DEVICE ElementC* at(int row, int column) const {
+    return params_.c + (kRowMajor ? row * params_.leading + column : column * params_.leading + row);
   }
 
-  /// A thread has, of every 8 columns, two neighbouring ones in rows `row` and `row` + 8.
+  /// Of a thread's i-th sum: of every 8 columns, it has two neighbouring ones in its first row and in the 8th after that.
+  CUTLASS_DEVICE static int first_row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
+  CUTLASS_DEVICE static int first_column(int thread) { return thread % 4 * 2; }
+  CUTLASS_DEVICE static constexpr int row_of(int i) { return i / 2 % 2 * 8; }
+  CUTLASS_DEVICE static constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
+
   CUTLASS_DEVICE void add_source(float* sums, int row, int column, int thread) const {
-    row += thread / 32 * 16 + thread % 32 / 4;
-    column += thread % 4 * 2;
+    row += first_row(thread);
+    column += first_column(thread);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSums; ++i) {
-      int const y = row + i / 2 % 2 * 8, x = column + i / 4 * 8 + i % 2;
+      int const y = row + row_of(i), x = column + column_of(i);
       float old = 0;
-      if (y < params_.m && x < params_.n) old = float(params_.c[kRowMajor ? y * params_.leading + x : x * params_.leading + y]);
+      if (y < params_.m && x < params_.n) old = float(*at(y, x));
       sums[i] = params_.alpha * sums[i] + params_.beta * old;
     }
   }
 
-  /// Into 64 x 32 elements, swizzled as TMA reads them.
-  CUTLASS_DEVICE static void write(uint32_t buffer, float const* values, int thread) {
-    int const warp = thread / 32, lane = thread % 32;
-    if constexpr (kBytes == 2) {
-      // Two runs of 8 columns at a time: four blocks of 8 x 8, the lower rows' and the upper rows', of which lane i says where the
-      // (i % 8)-th line of the (i / 8)-th goes.
-      CUTLASS_PRAGMA_UNROLL
-      for (int run = 0; run < kColumns / 8; run += 2) {
-        int const rows = warp * 16 + lane / 8 % 2 * 8, columns = (run + lane / 16) * 8;
-        uint32_t const to = buffer + (kRowMajor ? place(rows + lane % 8, columns) : place(columns + lane % 8, rows));
-        float const* const v = values + run * 4;
-        uint32_t const a = pack(v[0], v[1]), b = pack(v[2], v[3]), c = pack(v[4], v[5]), d = pack(v[6], v[7]);
-        if constexpr (kRowMajor) {
-          asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
-                       : "memory");
-        } else {
-          asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
-                       "r"(d)
-                       : "memory");
-        }
+  /// Four threads have 32 bytes of a row, eight have as much of a column.
+  CUTLASS_DEVICE void store_directly(float const* sums, float scale, int row, int column, int thread) const {
+    row += first_row(thread);
+    column += first_column(thread);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSums; i += 2) {
+      int const y = row + row_of(i), x = column + column_of(i);
+      float2 const pair = make_float2(scale * sums[i], scale * sums[i + 1]);
+      bool const first = y < params_.m && x < params_.n, second = y < params_.m && x + 1 < params_.n;
+      if (kRowMajor && second) {
+        *reinterpret_cast<float2*>(at(y, x)) = pair;
+      } else {
+        if (first) *at(y, x) = pair.x;
+        if (!kRowMajor && second) *at(y, x + 1) = pair.y;
       }
+    }
+  }
+
+  CUTLASS_DEVICE void store_staged(float const* sums, float scale, int row, int column, int thread, int warpgroup) {
+    float values[kSums];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSums; ++i) values[i] = scale * sums[i];
+    uint32_t const buffer = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][buffer_]);
+    buffer_ ^= 1;
+    write(buffer, values, thread);
+    // Whoever is past this has read the other buffer.
+    if constexpr (kRowMajor) {
+      __syncwarp();
     } else {
-      int const row = warp * 16 + lane / 4, column = lane % 4 * 2;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSums; i += 2) {
-        int const y = row + i / 2 % 2 * 8, x = column + i / 4 * 8;
-        if constexpr (kRowMajor) {
-          asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(buffer + place(y, x)), "f"(values[i]), "f"(values[i + 1]) : "memory");
-        } else {
-          uint32_t const box = buffer + y / kInner * kBoxBytes;
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(box + place(x, y % kInner)), "f"(values[i]) : "memory");
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(box + place(x + 1, y % kInner)), "f"(values[i + 1]) : "memory");
+      cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(warpgroup));
+    }
+    constexpr int kVectorsOfLine = kInner / kVector, kLines = kRows * kColumns / kInner;
+    constexpr int kAtOnce = (kRowMajor ? 32 : cutlass::NumThreadsPerWarpGroup) / kVectorsOfLine;
+    int const first = kRowMajor ? thread / 32 * 16 + thread % 32 / kVectorsOfLine : thread / kVectorsOfLine;
+    int const inner = thread % kVectorsOfLine * kVector;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < (kRowMajor ? 16 : kLines) / kAtOnce; ++i) {
+      int const line = first + i * kAtOnce;
+      uint32_t const from = buffer + place(line, inner);
+      int const y = row + (kRowMajor ? line : inner), x = column + (kRowMajor ? inner : line);
+      int const left = (kRowMajor ? y < params_.m : x < params_.n) ? (kRowMajor ? params_.n - x : params_.m - y) : 0;
+      if (left >= kVector) {
+        uint4 vector;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                     : "r"(from)
+                     : "memory");
+        *reinterpret_cast<uint4*>(at(y, x)) = vector;
+      } else {
+        auto* const to = reinterpret_cast<uint16_t*>(at(y, x));
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int j = 0; j < left; ++j) {
+          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to[j]) : "r"(from + j * kBytes) : "memory");
         }
       }
     }
   }
 
-  /// Byte offset in a box of element `inner` of a line: 16-byte pieces are exchanged within 4 (lines of 64 bytes) or 8 (128).
+  /// Two runs of 8 columns at a time: four blocks of 8 x 8, the lower rows' and the upper rows', of which lane i says where the
+  /// (i % 8)-th line of the (i / 8)-th goes.
+  CUTLASS_DEVICE static void write(uint32_t buffer, float const* values, int thread) {
+    int const warp = thread / 32, lane = thread % 32;
+    CUTLASS_PRAGMA_UNROLL
+    for (int run = 0; run < kColumns / 8; run += 2) {
+      int const rows = warp * 16 + lane / 8 % 2 * 8, columns = (run + lane / 16) * 8;
+      uint32_t const to = buffer + (kRowMajor ? place(rows + lane % 8, columns) : place(columns + lane % 8, rows));
+      float const* const v = values + run * 4;
+      uint32_t const a = pack(v[0], v[1]), b = pack(v[2], v[3]), c = pack(v[4], v[5]), d = pack(v[6], v[7]);
+      if constexpr (kRowMajor) {
+        asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                     : "memory");
+      } else {
+        asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                     "r"(d)
+                     : "memory");
+      }
+    }
+  }
+
+  /// Byte offset in a buffer of element `inner` of a line. 16-byte pieces are exchanged within four (lines of 64 bytes) or eight
+  /// (128), so that the same piece of eight lines is in all banks.
   CUTLASS_DEVICE static uint32_t place(int line, int inner) {
     uint32_t const offset = uint32_t(line * kLineBytes + inner * kBytes);
     return kLineBytes == 128 ? offset ^ ((offset >> 3) & 0x70) : offset ^ ((offset >> 3) & 0x30);

@@ -36,8 +36,8 @@ class WgmmaMainloop {
                        kTileK = cute::size<2>(TileShape{});
   static constexpr int kNarrowest = narrowest, kStep = 32;
   static constexpr int kClusterM = cute::size<0>(ClusterShape{}), kClusterN = cute::size<1>(ClusterShape{});
-  /// Whether the tensor core's sums of a tile that wide and those that collect them fit in registers together.
-  static constexpr bool takes_promotion(int width) { return promotable && kTileM * width <= 64 * 128 * warpgroups; }
+  /// Whether sums that a tile so wide leaves unused are enough for the chains under way.
+  static constexpr bool takes_promotion(int width) { return promotable && 2 * width <= kWidest; }
   static constexpr bool takes_width(int width) { return width >= kNarrowest && width <= kWidest && width % kStep == 0; }
   static_assert(takes_width(kNarrowest) && takes_width(kWidest) && kTileM % (64 * warpgroups) == 0);
 
@@ -107,6 +107,7 @@ class WgmmaMainloop {
     int32_t width = kWidest;
     int32_t chain_iters = 0;
     int32_t stages = 0;
+    uint32_t reciprocal = 0;  ///< of the stages
     uint32_t tma_transaction_bytes = 0;
   };
 
@@ -123,6 +124,7 @@ class WgmmaMainloop {
     params.width = width;
     params.chain_iters = arguments.chain_iters;
     params.stages = stages(width);
+    params.reciprocal = MainloopPipeline::reciprocal_of(params.stages);
     params.tma_transaction_bytes = uint32_t(stage_bytes(width));
     return params;
   }
@@ -178,8 +180,8 @@ class WgmmaMainloop {
     pipeline.producer_tail(state);
   }
 
-  /// Called by every consumer thread of a tile: sets its sums to those of `k_tiles` (at least one) stages from `state` on, and gives
-  /// these back. Calls `issued` before it waits for the last products.
+  /// Called by every consumer thread of a tile, all its sums zero: sets them to those of `k_tiles` (at least one) stages from `state`
+  /// on, and gives these back. Calls `issued` before it waits for the last products.
   template <class Accumulators, class Issued>
   CUTLASS_DEVICE void mma(MainloopPipeline& pipeline, PipelineState state, Accumulators& accumulators, int k_tiles, int thread,
                           TensorStorage& storage, Params const& params, Issued const& issued) const {
@@ -258,26 +260,26 @@ class WgmmaMainloop {
     };
 
     if constexpr (takes_promotion(width)) {
-      if (params.chain_iters > 0) {
-        float part[kBlocksM * kWidest / 2];
-        auto const each = [&](auto const& use) {
+      // Chains end in the first sums, as without promotion, and are collected in as many of those that the tile leaves unused.
+      float* const collected = sums + kWidest / 4;
+      auto const each = [&](auto const& use) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int m = 0; m < kBlocksM; ++m) {
           CUTLASS_PRAGMA_UNROLL
-          for (int m = 0; m < kBlocksM; ++m) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < width / 2; ++i) use(m * (kWidest / 2) + i);
-          }
-        };
-        each([&](int i) { sums[i] = 0; });
-        while (k_tiles > 0) {
-          int32_t const links = params.chain_iters < k_tiles ? params.chain_iters : k_tiles;
-          k_tiles -= links;
-          chain(part, links, k_tiles == 0);
-          each([&](int i) { sums[i] += part[i]; });
+          for (int i = 0; i < width / 2; ++i) use(m * (kWidest / 2) + i);
         }
-        return;
+      };
+      int32_t const chain_iters = params.chain_iters > 0 ? params.chain_iters : k_tiles;
+      while (k_tiles > chain_iters) {
+        chain(sums, chain_iters, false);
+        k_tiles -= chain_iters;
+        each([&](int i) { collected[i] += sums[i]; });
       }
+      chain(sums, k_tiles, true);
+      each([&](int i) { sums[i] += collected[i]; });
+    } else {
+      chain(sums, k_tiles, true);
     }
-    chain(sums, k_tiles, true);
   }
 
   /// Keeps the compiler from moving sums across the tensor core's work on them.
