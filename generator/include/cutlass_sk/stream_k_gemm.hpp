@@ -204,9 +204,11 @@ class StreamKGemm {
                                            TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline) {
     auto state = pipeline.producer_start();
     uint32_t const rank = cute::size(ClusterShape{}) > 1 ? cute::block_rank_in_cluster() : 0;
+    Work work = scheduler.first();
+    work.settle();
     // No operand, no partial sum and no flag is touched before this: consumers follow the loads.
     cutlass::arch::wait_on_dependent_grids();
-    for (Work work = scheduler.first(); work.is_valid(); work = scheduler.next(work)) {
+    for (; work.is_valid(); work = scheduler.next(work)) {
       mainloop.load(problem_shape, params.mainloop, pipeline, state, work.tile_m, work.tile_n, work.k_begin(), work.k_tiles(), rank,
                     storage.tensors.mainloop);
       state.advance(work.k_tiles());
@@ -222,8 +224,8 @@ class StreamKGemm {
                                      int consumer) {
     auto mainloop_state = mainloop_pipeline.consumer_start();
     int32_t const count = subtiles(params);
-    // The other warpgroup's segment passes this one by, with the stages that it takes.
-    auto const skip = [&](Work const& work) {
+    // Passes a segment by, with the stages that it takes.
+    auto const pass = [&](Work const& work) {
       if (!work.is_valid()) return work;
       mainloop_state.advance(work.k_tiles());
       return scheduler.next(work);
@@ -233,20 +235,27 @@ class StreamKGemm {
     int const part = kPingPong ? 0 : consumer;  // of the tile
     TiledMma tiled_mma;
     Work work = scheduler.first();
-    if (kPingPong && consumer == 1) work = skip(work);
+    if (kPingPong && consumer == 1) work = pass(work);
     while (work.is_valid()) {
+      // While operands or the turn are awaited there is time to find out what comes next; after the products there is none.
+      auto const state = mainloop_state;
+      Work next = pass(work);
+      if constexpr (kPingPong) next = pass(next);
+      next.settle();
+
       auto accumulators = cute::partition_fragment_C(tiled_mma, cute::take<0, 2>(TileShape{}));
       if constexpr (kColumnwise) {
         // A narrow tile leaves sums alone. Undefined ones would be set again and again, where the loops of all widths meet.
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < cute::size(accumulators); ++i) asm volatile("mov.b32 %0, 0;" : "=f"(accumulators(i)));
       }
+      int32_t const row = work.tile_m * kTileM + part * 64, column = work.tile_n * count * kColumns;
+      typename CollectiveEpilogue::Target target;
       if constexpr (kPingPong) turns.wait();
-      mainloop.mma(mainloop_pipeline, mainloop_state, accumulators, work.k_tiles(), thread, storage.tensors.mainloop,
-                   params.mainloop, [&] {
-                     if constexpr (kPingPong) turns.arrive();
-                   });
-      mainloop_state.advance(work.k_tiles());
+      mainloop.mma(mainloop_pipeline, state, accumulators, work.k_tiles(), thread, storage.tensors.mainloop, params.mainloop, [&] {
+        if constexpr (kPingPong) turns.arrive();
+        target = epilogue.target(row, column, consumer);
+      });
 
       bool exchanged = false;
       if constexpr (kClusterFixup) {
@@ -261,14 +270,12 @@ class StreamKGemm {
       if (scheduler.finishes(work)) {
         if constexpr (kColumnwise) {
           epilogue.template store<kWidest>(
-              accumulators.data(), work.tile_m * kTileM + part * 64, work.tile_n * count * kColumns, count,
-              [&](int subtile) { return is_mine(scheduler, subtile); }, consumer);
+              target, accumulators.data(), row, column, count, [&](int subtile) { return is_mine(scheduler, subtile); }, consumer);
         } else {
           epilogue.store(problem_shape, accumulators, work.tile_m, work.tile_n, thread);
         }
       }
-      work = scheduler.next(work);
-      if constexpr (kPingPong) work = skip(work);
+      work = next;
     }
   }
 };

@@ -62,6 +62,12 @@ class StreamKTileScheduler {
     CUTLASS_DEVICE int32_t k_begin() const { return segment.k_begin; }
     CUTLASS_DEVICE int32_t k_tiles() const { return segment.k_end - segment.k_begin; }
     CUTLASS_DEVICE auto coordinates() const { return cute::make_coord(tile_m, tile_n, cute::_, 0); }
+    /// Has the compiler work it all out here, not where it is used.
+    CUTLASS_DEVICE void settle() {
+      asm volatile(""
+                   : "+r"(tile_m), "+r"(tile_n), "+r"(segment.position), "+r"(segment.unit), "+r"(segment.work_tile),
+                     "+r"(segment.k_begin), "+r"(segment.k_end), "+r"(segment.remaining));
+    }
   };
 
   CUTLASS_DEVICE explicit StreamKTileScheduler(Params const& params) : params_(params) {}
@@ -181,6 +187,7 @@ class StreamKTileScheduler {
   CUTLASS_DEVICE Work located(Segment const& segment) const {
     Work work;
     work.segment = segment;
+    if (!segment.is_valid()) return work;
     schedule().coordinates(segment.work_tile, work.tile_m, work.tile_n);
     if constexpr (kClusterSize > 1) {
       dim3 const cta = cute::block_id_in_cluster();

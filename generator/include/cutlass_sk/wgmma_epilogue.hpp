@@ -36,7 +36,7 @@ class WgmmaEpilogue {
 
  public:
   struct TensorStorage {
-    alignas(128) uint8_t buffers[warpgroups][kBuffers][kBufferBytes];
+    alignas(1024) uint8_t buffers[warpgroups][kBuffers][kBufferBytes];
   };
   using SharedStorage = TensorStorage;
 
@@ -71,32 +71,67 @@ class WgmmaEpilogue {
 
   CUTLASS_DEVICE WgmmaEpilogue(Params const& params, TensorStorage& storage) : params_(params), storage_(storage) {}
 
-  /// Called by a warpgroup for a tile whose first element is (row, column): of `widest` columns' sums, those of the first
-  /// `subtiles` runs of 32 columns that are `mine`. `warpgroup` numbers it in the CTA, `row` is its own first one.
+  /// Where a thread's first element of some rows and columns is, and how many rows and columns of c there are from it on.
+  struct Place {
+    ElementC* to;
+    int rows, columns;
+
+    CUTLASS_DEVICE Place moved(int y, int x, int64_t leading) const {
+      return {to + (kRowMajor ? y * leading + x : x * leading + y), rows - y, columns - x};
+    }
+  };
+  /// Where a thread's part of a tile goes.
+  struct Target {
+    Place place;
+    uint32_t write, read;  ///< shared addresses in the first buffer: of the sums that it writes, and of the vectors that it reads
+  };
+
+  /// For the tile whose first element is (row, column). `warpgroup` numbers the caller's in the CTA, `row` is its own first one.
+  CUTLASS_DEVICE Target target(int row, int column, int warpgroup) const {
+    uint32_t const thread = thread_of_warpgroup();
+    Target target{};
+    if constexpr (kStaged) {
+      int const line = int(line_of(thread)), inner = int(inner_of(thread));
+      target.place = place_of(row + (kRowMajor ? line : inner), column + (kRowMajor ? inner : line));
+      // Of two runs of 8 columns, there are four blocks of 8 x 8, the lower rows' and the upper rows' of each; lane i says where the
+      // (i % 8)-th line of the (i / 8)-th goes.
+      uint32_t const lane = thread % 32, rows = thread / 32 * 16 + lane / 8 % 2 * 8, columns = lane / 16 * 8;
+      uint32_t const first = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][0]);
+      target.write = first + (kRowMajor ? offset(rows + lane % 8, columns) : offset(columns + lane % 8, rows));
+      target.read = first + offset(line_of(thread), inner_of(thread));
+      asm volatile("" : "+r"(target.write), "+r"(target.read));
+    } else {
+      target.place = sums_of(thread, row, column);
+    }
+    return target;
+  }
+
+  /// Called by a warpgroup with the tile's sums, `widest` columns of them, for those of the first `subtiles` runs of 32 columns that
+  /// are `mine`. `row`, `column` and `warpgroup` are those of `target`.
   template <int widest, class Mine>
-  CUTLASS_DEVICE void store(float* sums, int row, int column, int subtiles, Mine const& mine, int warpgroup) {
-    int thread = int(threadIdx.x) % cutlass::NumThreadsPerWarpGroup;
-    asm volatile("" : "+r"(thread));  // lest what follows is computed, and kept in registers, before the main loop
+  CUTLASS_DEVICE void store(Target const& target, float* sums, int row, int column, int subtiles, Mine const& mine, int warpgroup) {
     auto const each = [&](auto const& use) {
       CUTLASS_PRAGMA_UNROLL
       for (int subtile = 0; subtile < widest / kColumns; ++subtile) {
         if (subtile >= subtiles || !mine(subtile)) continue;
         CUTLASS_PRAGMA_UNROLL
         for (int block = 0; block < blocks_m; ++block) {
-          use(sums + block * (widest / 2) + subtile * kSums, row + block * between, column + subtile * kColumns);
+          use(sums + block * (widest / 2) + subtile * kSums, block * between, subtile * kColumns);
         }
       }
     };
     float scale = params_.alpha;
     if (params_.beta != 0) {  // apart, so that the way without it is short
-      each([&](float* some, int y, int x) { add_source(some, y, x, thread); });
+      Place const place = sums_of(thread_of_warpgroup(), row, column);
+      each([&](float* some, int y, int x) { add_source(some, place.moved(y, x, params_.leading)); });
       scale = 1;
     }
     each([&](float* some, int y, int x) {
+      Place const place = target.place.moved(y, x, params_.leading);
       if constexpr (kStaged) {
-        store_staged(some, scale, y, x, thread, warpgroup);
+        store_staged(some, scale, place, target, uint32_t(warpgroup));
       } else {
-        store_directly(some, scale, y, x, thread);
+        store_directly(some, scale, place);
       }
     });
   }
@@ -104,114 +139,134 @@ class WgmmaEpilogue {
  private:
   Params const& params_;
   TensorStorage& storage_;
-  int buffer_ = 0;
+  uint32_t buffer_ = 0;  ///< in bytes, the staging buffer that is next
 
-  CUTLASS_DEVICE ElementC* at(int row, int column) const {
-    return params_.c + (kRowMajor ? row * params_.leading + column : column * params_.leading + row);
+  CUTLASS_DEVICE static uint32_t thread_of_warpgroup() {
+    uint32_t thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
+    asm volatile("" : "+r"(thread));  // lest what follows is computed, and kept in registers, before the main loop
+    return thread;
   }
 
-  /// Of a thread's i-th sum: of every 8 columns, it has two neighbouring ones in its first row and in the 8th after that.
-  CUTLASS_DEVICE static int first_row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
-  CUTLASS_DEVICE static int first_column(int thread) { return thread % 4 * 2; }
+  CUTLASS_DEVICE Place place_of(int row, int column) const {
+    Place place{params_.c + (kRowMajor ? row * params_.leading + column : column * params_.leading + row), params_.m - row,
+                params_.n - column};
+    // Worked out here and once: the compiler would rather do it again for each 32 columns.
+    asm volatile("" : "+l"(place.to), "+r"(place.rows), "+r"(place.columns));
+    return place;
+  }
+
+  /// Of a thread's sums: of every 8 columns, it has two neighbouring ones in its first row and in the 8th after that.
+  CUTLASS_DEVICE Place sums_of(uint32_t thread, int row, int column) const {
+    return place_of(row + int(thread / 32 * 16 + thread % 32 / 4), column + int(thread % 4 * 2));
+  }
   CUTLASS_DEVICE static constexpr int row_of(int i) { return i / 2 % 2 * 8; }
   CUTLASS_DEVICE static constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-  CUTLASS_DEVICE void add_source(float* sums, int row, int column, int thread) const {
-    row += first_row(thread);
-    column += first_column(thread);
+  CUTLASS_DEVICE void add_source(float* sums, Place const& place) const {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSums; ++i) {
-      int const y = row + row_of(i), x = column + column_of(i);
+      Place const here = place.moved(row_of(i), column_of(i), params_.leading);
       float old = 0;
-      if (y < params_.m && x < params_.n) old = float(*at(y, x));
+      if (here.rows > 0 && here.columns > 0) old = float(*here.to);
       sums[i] = params_.alpha * sums[i] + params_.beta * old;
     }
   }
 
   /// Four threads have 32 bytes of a row, eight have as much of a column.
-  CUTLASS_DEVICE void store_directly(float const* sums, float scale, int row, int column, int thread) const {
-    row += first_row(thread);
-    column += first_column(thread);
+  CUTLASS_DEVICE void store_directly(float const* sums, float scale, Place const& place) const {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSums; i += 2) {
-      int const y = row + row_of(i), x = column + column_of(i);
+      Place const here = place.moved(row_of(i), column_of(i), params_.leading);
       float2 const pair = make_float2(scale * sums[i], scale * sums[i + 1]);
-      bool const first = y < params_.m && x < params_.n, second = y < params_.m && x + 1 < params_.n;
+      bool const first = here.rows > 0 && here.columns > 0, second = here.rows > 0 && here.columns > 1;
       if (kRowMajor && second) {
-        *reinterpret_cast<float2*>(at(y, x)) = pair;
+        put(here.to, pair);
       } else {
-        if (first) *at(y, x) = pair.x;
-        if (!kRowMajor && second) *at(y, x + 1) = pair.y;
+        if (first) put(here.to, pair.x);
+        if (!kRowMajor && second) put(here.moved(0, 1, params_.leading).to, pair.y);
       }
     }
   }
 
-  CUTLASS_DEVICE void store_staged(float const* sums, float scale, int row, int column, int thread, int warpgroup) {
-    float values[kSums];
+  static constexpr int kVectorsOfLine = kInner / kVector;
+  /// Lines that the threads which stage together read at once, and how often.
+  static constexpr int kAtOnce = (kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup) / kVectorsOfLine;
+  static constexpr int kTimes = (kRowMajor ? 16 : kColumns) / kAtOnce;
+
+  /// Of the staged vectors that a thread stores: it has the kAtOnce-th lines from its first one on.
+  CUTLASS_DEVICE static uint32_t line_of(uint32_t thread) {
+    return kRowMajor ? thread / 32 * 16 + thread % 32 / kVectorsOfLine : thread / kVectorsOfLine;
+  }
+  CUTLASS_DEVICE static uint32_t inner_of(uint32_t thread) { return thread % kVectorsOfLine * kVector; }
+
+  /// Byte offset of element `inner` of a line. 16-byte pieces are exchanged within four (lines of 64 bytes) or eight (128), so that
+  /// the same piece of eight lines is in all banks; for lines 8 apart the exchange is the same.
+  CUTLASS_DEVICE static uint32_t offset(uint32_t line, uint32_t inner) {
+    uint32_t const plain = line * kLineBytes + inner * kBytes;
+    return plain ^ ((plain >> 3) & (kLineBytes == 128 ? 0x70 : 0x30));
+  }
+  /// Where a thread writes the third and fourth run of 8 columns, if it writes the first two at `address`.
+  CUTLASS_DEVICE static uint32_t later(uint32_t address) { return kRowMajor ? address ^ 32 : address + 16 * kLineBytes; }
+
+  CUTLASS_DEVICE void store_staged(float const* sums, float scale, Place const& place, Target const& target, uint32_t warpgroup) {
+    uint32_t packed[kSums / 2];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSums; ++i) values[i] = scale * sums[i];
-    uint32_t const buffer = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][buffer_]);
-    buffer_ ^= 1;
-    write(buffer, values, thread);
+    for (int i = 0; i < kSums / 2; ++i) packed[i] = pack(scale * sums[2 * i], scale * sums[2 * i + 1]);
+    uint32_t const write = target.write + buffer_, read = target.read + buffer_;
+    buffer_ = kBufferBytes - buffer_;
+    store_matrices(write, packed);
+    store_matrices(later(write), packed + 4);
     // Whoever is past this has read the other buffer.
     if constexpr (kRowMajor) {
       __syncwarp();
     } else {
-      cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(warpgroup));
+      cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, warpgroup);
     }
-    constexpr int kVectorsOfLine = kInner / kVector, kLines = kRows * kColumns / kInner;
-    constexpr int kAtOnce = (kRowMajor ? 32 : cutlass::NumThreadsPerWarpGroup) / kVectorsOfLine;
-    int const first = kRowMajor ? thread / 32 * 16 + thread % 32 / kVectorsOfLine : thread / kVectorsOfLine;
-    int const inner = thread % kVectorsOfLine * kVector;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < (kRowMajor ? 16 : kLines) / kAtOnce; ++i) {
-      int const line = first + i * kAtOnce;
-      uint32_t const from = buffer + place(line, inner);
-      int const y = row + (kRowMajor ? line : inner), x = column + (kRowMajor ? inner : line);
-      int const left = (kRowMajor ? y < params_.m : x < params_.n) ? (kRowMajor ? params_.n - x : params_.m - y) : 0;
-      if (left >= kVector) {
+    int const lines = kRowMajor ? place.rows : place.columns, left = kRowMajor ? place.columns : place.rows;
+    auto const to = [&](int i) { return place.to + i * kAtOnce * params_.leading; };
+    if (left >= kVector) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kTimes; ++i) {
         uint4 vector;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
-                     : "r"(from)
+                     : "r"(read + i * kAtOnce * kLineBytes)
                      : "memory");
-        *reinterpret_cast<uint4*>(at(y, x)) = vector;
-      } else {
-        auto* const to = reinterpret_cast<uint16_t*>(at(y, x));
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int j = 0; j < left; ++j) {
-          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to[j]) : "r"(from + j * kBytes) : "memory");
+        if (lines > i * kAtOnce) put(to(i), vector);
+      }
+    } else {
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int j = 0; j < left; ++j) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kTimes; ++i) {
+          uint16_t element;
+          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(element) : "r"(read + i * kAtOnce * kLineBytes + j * kBytes) : "memory");
+          if (lines > i * kAtOnce) put(to(i) + j, element);
         }
       }
     }
   }
 
-  /// Two runs of 8 columns at a time: four blocks of 8 x 8, the lower rows' and the upper rows', of which lane i says where the
-  /// (i % 8)-th line of the (i / 8)-th goes.
-  CUTLASS_DEVICE static void write(uint32_t buffer, float const* values, int thread) {
-    int const warp = thread / 32, lane = thread % 32;
-    CUTLASS_PRAGMA_UNROLL
-    for (int run = 0; run < kColumns / 8; run += 2) {
-      int const rows = warp * 16 + lane / 8 % 2 * 8, columns = (run + lane / 16) * 8;
-      uint32_t const to = buffer + (kRowMajor ? place(rows + lane % 8, columns) : place(columns + lane % 8, rows));
-      float const* const v = values + run * 4;
-      uint32_t const a = pack(v[0], v[1]), b = pack(v[2], v[3]), c = pack(v[4], v[5]), d = pack(v[6], v[7]);
-      if constexpr (kRowMajor) {
-        asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
-                     : "memory");
-      } else {
-        asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
-                     "r"(d)
-                     : "memory");
-      }
-    }
+  /// To global memory, as the compiler cannot know.
+  CUTLASS_DEVICE static void put(void* to, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
   }
+  CUTLASS_DEVICE static void put(void* to, float2 v) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
+  }
+  CUTLASS_DEVICE static void put(void* to, float v) { asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory"); }
+  CUTLASS_DEVICE static void put(void* to, uint16_t v) { asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(v) : "memory"); }
 
-  /// Byte offset in a buffer of element `inner` of a line. 16-byte pieces are exchanged within four (lines of 64 bytes) or eight
-  /// (128), so that the same piece of eight lines is in all banks.
-  CUTLASS_DEVICE static uint32_t place(int line, int inner) {
-    uint32_t const offset = uint32_t(line * kLineBytes + inner * kBytes);
-    return kLineBytes == 128 ? offset ^ ((offset >> 3) & 0x70) : offset ^ ((offset >> 3) & 0x30);
+  CUTLASS_DEVICE static void store_matrices(uint32_t to, uint32_t const* packed) {
+    if constexpr (kRowMajor) {
+      asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(packed[0]), "r"(packed[1]),
+                   "r"(packed[2]), "r"(packed[3])
+                   : "memory");
+    } else {
+      asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(packed[0]),
+                   "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+                   : "memory");
+    }
   }
 
   CUTLASS_DEVICE static uint32_t pack(float low, float high) {
