@@ -80,6 +80,7 @@ class Gemm:
         self._lately: tuple[Device | None, dict[tuple[int, int, int], Plan]] = None, {}
         self._sets: dict[tuple[Device, tuple[Layout, Layout]], planner.KernelSet] = {}
         self._calls = make_calls(self.dtype, self.out_dtype)
+        self._debug = env.DEBUG.get()
         for name in (generation,) if generation else GENERATIONS:
             if self._variants(name):
                 return
@@ -314,7 +315,7 @@ class Gemm:
         if len(plans) >= PLAN_CACHE_SIZE:
             plans.clear()
         plans[(m, n, k)] = plan
-        if env.DEBUG.get():
+        if self._debug:
             print(plan, file=sys.stderr)
         return plan
 

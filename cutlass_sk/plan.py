@@ -76,10 +76,10 @@ class Plan:
     predicted_time_us: float = field(compare=False)
 
     @classmethod
-    def of(cls, **fields: Any) -> Plan:
+    def of(cls, fields: dict[str, Any]) -> Plan:
         """A plan of all its fields, at once: a frozen dataclass would assign them one by one, in ten microseconds."""
         plan = object.__new__(cls)
-        plan.__dict__.update(fields)
+        object.__setattr__(plan, "__dict__", fields)
         return plan
 
     def __str__(self) -> str:

@@ -421,8 +421,10 @@ def make_plan(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Dev
 def build(candidate: Scored, options: Options) -> Plan:
     """The full plan of one decomposition."""
     time_us, work, choice = candidate
-    spec, cluster, slots, iters = work.spec, work.spec.cluster_size, work.slots, work.iters_per_tile
-    tiles = work.work_tiles
+    m, n, k, kernel, device, requested_grid, work_tiles_m, work_tiles_n, iters, *_ = work
+    spec, slots, tiles = kernel.spec, kernel.slots, work_tiles_m * work_tiles_n
+    (cluster_m, cluster_n), persistent = spec.cluster, spec.persistent
+    cluster = cluster_m * cluster_n
     shared, units, splits, in_cluster = choice
     whole = tiles - shared
     if splits > 1:
@@ -430,42 +432,48 @@ def build(candidate: Scored, options: Options) -> Plan:
     else:
         decomposition = "stream_k" if units else options.decomposition or "data_parallel"
 
-    parallel = reduces_in_parallel(work, choice)
+    parallel = not persistent and reduces_in_parallel(work, choice)
     reduction_ctas = shared * spec.accumulator_fragments if parallel else 0
     # A unit waits for lower ones only, and CTAs start in order: with a worker for every unit, no residency can deadlock.
     workers = max(min(slots, units + whole), units)
-    flags = max(units, reduction_ctas) if not spec.persistent else units * cluster * spec.tile_warpgroups
-    slots_of_partials = 0 if in_cluster else units * cluster * (2 if parallel else 1)
+    partials_bytes = barrier_bytes = 0
+    if units and not in_cluster:
+        flags = units * cluster * spec.tile_warpgroups if persistent else max(units, reduction_ctas)
+        partials_bytes = units * cluster * (2 if parallel else 1) * spec.partial_bytes
+        barrier_bytes = flags * 4
     order, swizzle = raster(work, options)
+    waves = -(-tiles // slots)
     return Plan.of(
-        m=work.m,
-        n=work.n,
-        k=work.k,
-        kernel=spec,
-        device=work.device.name,
-        decomposition=decomposition,
-        requested_grid=work.requested_grid,
-        grid=workers * cluster if spec.persistent else units + whole + reduction_ctas,
-        tiles_m=work.work_tiles_m * spec.cluster[0],
-        tiles_n=work.work_tiles_n * spec.cluster[1],
-        iters_per_tile=iters,
-        dp_tiles=whole * cluster,
-        sk_tiles=shared * cluster,
-        sk_units=units,
-        splits=splits,
-        peers=count_peers(shared, iters, units, splits) if units else 1,
-        fixup=fixup_of(work, choice),
-        waves=tiles / slots,
-        efficiency=tiles * iters / (busiest_iters(work, choice) * slots),
-        data_parallel_efficiency=tiles / (-(-tiles // slots) * slots),
-        partials_bytes=slots_of_partials * spec.partial_bytes,
-        barrier_bytes=0 if in_cluster else flags * 4,
-        reduction_mode=options.reduction_mode if spec.persistent else "deterministic",
-        reduction_ctas=reduction_ctas,
-        raster_order=order,
-        raster_swizzle=swizzle,
-        promotion=promotion(work.m, work.n, work.k, work.profile, options),
-        predicted_time_us=time_us,
+        {
+            "m": m,
+            "n": n,
+            "k": k,
+            "kernel": spec,
+            "device": device.name,
+            "decomposition": decomposition,
+            "requested_grid": requested_grid,
+            "grid": workers * cluster if persistent else units + whole + reduction_ctas,
+            "tiles_m": work_tiles_m * cluster_m,
+            "tiles_n": work_tiles_n * cluster_n,
+            "iters_per_tile": iters,
+            "dp_tiles": whole * cluster,
+            "sk_tiles": shared * cluster,
+            "sk_units": units,
+            "splits": splits,
+            "peers": count_peers(shared, iters, units, splits) if units else 1,
+            "fixup": fixup_of(work, choice) if units else "none",
+            "waves": tiles / slots,
+            "efficiency": tiles * iters / ((busiest_iters(work, choice) if units else waves * iters) * slots),
+            "data_parallel_efficiency": tiles / (waves * slots),
+            "partials_bytes": partials_bytes,
+            "barrier_bytes": barrier_bytes,
+            "reduction_mode": options.reduction_mode if persistent else "deterministic",
+            "reduction_ctas": reduction_ctas,
+            "raster_order": order,
+            "raster_swizzle": swizzle,
+            "promotion": promotion(m, n, k, kernel, options),
+            "predicted_time_us": time_us,
+        }
     )
 
 

@@ -34,20 +34,27 @@ class Decider {
       : kernels_(kernels), count_(count), m_(m), n_(n), k_(k), moved_(moved), row_a_(row_a), row_b_(row_b), chained_(chained) {}
 
   Decision decide() {
+    // Every kernel data-parallel first: that is quickly said, and leaves few kernels whose shared tiles may be faster still.
+    best_ = {INFINITY, -1, 0, 0, 1, 0};
     std::pair<double, size_t> order[kMostKernels];
+    size_t left = 0;
     for (size_t i = 0; i < count_; ++i) {
       PackedProfile const& p = kernels_[i];
-      int64_t const tiles = tiles_of(p);
-      double const work = double(tiles * iters_of(p));
-      double const floor_us = chained_ ? p.chains[double(tiles) > p.slots][1] : p.floor_us;
-      double main = floor_us * work, power = p.power_us * work, dram = p.dram_us * double(moved_);
+      int64_t const tiles = tiles_of(p), iters = iters_of(p), slots = int64_t(p.slots);
+      score(i, tiles, iters, 0, 0, 1, false);
+      if (tiles > slots ? tiles % slots == 0 : iters == 1) continue;
+      double const work = double(tiles * iters);
+      double const floor_us = chained_ ? p.chains[tiles > slots][1] : p.floor_us;
+      double main = floor_us * work + (tiles > slots ? p.e * double(tiles / slots - 1) : 0), power = p.power_us * work,
+             dram = p.dram_us * double(moved_);
       main *= main;
       power *= power;
-      order[i] = {p.a + std::sqrt(std::sqrt(main * main + power * power) + dram * dram) * (1 - 1e-12), i};
+      double const least = p.a + least_fixup(p, tiles > slots) + std::sqrt(std::sqrt(main * main + power * power) + dram * dram);
+      order[left] = {least * (1 - 1e-12), i};
+      left += order[left].first < best_.time_us;
     }
-    std::sort(order, order + count_);
-    best_ = {INFINITY, -1, 0, 0, 1, 0};
-    for (size_t i = 0; i < count_ && order[i].first < best_.time_us; ++i) take(order[i].second);
+    std::sort(order, order + left);
+    for (size_t i = 0; i < left && order[i].first < best_.time_us; ++i) share(order[i].second);
     return best_;
   }
 
@@ -62,17 +69,16 @@ class Decider {
   int64_t tiles_of(PackedProfile const& p) const { return ceil_div(m_, int64_t(p.span_m)) * ceil_div(n_, int64_t(p.span_n)); }
   int64_t iters_of(PackedProfile const& p) const { return ceil_div(k_, int64_t(p.tile_k)); }
 
-  /// planner.free_choices
-  void take(size_t kernel) {
+  /// planner.free_choices after the first
+  void share(size_t kernel) {
     PackedProfile const& p = kernels_[kernel];
     int64_t const tiles = tiles_of(p), iters = iters_of(p), slots = int64_t(p.slots);
     int64_t const max_shared = std::min<int64_t>(tiles, INT32_MAX / iters);
-    score(kernel, 0, 0, 1, false);
     if (tiles > slots) {
       int64_t const rest = tiles % slots;
       if (rest != 0 && rest + slots <= max_shared) {
-        score(kernel, rest + slots, slots, 1, false);
-        score(kernel, rest, std::min(slots, rest * iters), 1, false);
+        score(kernel, tiles, iters, rest + slots, slots, 1, false);
+        score(kernel, tiles, iters, rest, std::min(slots, rest * iters), 1, false);
       }
       return;
     }
@@ -80,24 +86,24 @@ class Decider {
     int64_t const most = std::min(slots / tiles, iters);
     for (auto const& cluster : p.clusters) {
       int64_t const peers = int64_t(cluster[0]);
-      if (peers != 0 && tiles <= int64_t(cluster[1]) && peers <= iters) score(kernel, tiles, tiles * peers, peers, true);
+      if (peers != 0 && tiles <= int64_t(cluster[1]) && peers <= iters) score(kernel, tiles, iters, tiles, tiles * peers, peers, true);
     }
     int64_t last = 1;
     for (int64_t splits : {int64_t(2), int64_t(3), int64_t(4), int64_t(8), int64_t(16), most}) {
       if (splits > most) continue;
       splits = ceil_div(iters, ceil_div(iters, splits));
       if (splits > last) {
-        score(kernel, tiles, tiles * splits, splits, false);
+        score(kernel, tiles, iters, tiles, tiles * splits, splits, false);
         last = splits;
       }
     }
-    if (tiles * most < slots) score(kernel, tiles, std::min(slots, tiles * iters), 1, false);
+    if (tiles * most < slots) score(kernel, tiles, iters, tiles, std::min(slots, tiles * iters), 1, false);
   }
 
   /// planner.load and model.Profile.time_us
-  void score(size_t kernel, int64_t shared, int64_t units, int64_t splits, bool in_cluster) {
+  void score(size_t kernel, int64_t tiles, int64_t iters, int64_t shared, int64_t units, int64_t splits, bool in_cluster) {
     PackedProfile const& p = kernels_[kernel];
-    int64_t const tiles = tiles_of(p), iters = iters_of(p), slots = int64_t(p.slots);
+    int64_t const slots = int64_t(p.slots);
     int64_t most, finished, last_iters, active, peers = 1;
     bool long_shares = false;
     if (units == 0) {
@@ -144,6 +150,13 @@ class Decider {
     if (p.twice == 0) return double(active) <= p.half ? p.alone : 1.0;
     if (one_wave) return p.alone * (1 + p.crowded * double(active) / p.half);
     return std::min(1.0, p.alone + (1 - p.alone) * double(active) / p.half);
+  }
+
+  /// No shared tile costs less; with `several` waves there are no clusters that share one.
+  static double least_fixup(PackedProfile const& p, bool several) {
+    if (p.persistent == 0) return p.b + std::min(p.d, p.d_parallel);
+    double const least = std::min(p.h, p.b + p.d);
+    return several || p.clusters[0][0] == 0 ? least : std::min(least, p.r);
   }
 
   static double fixup(PackedProfile const& p, int64_t peers, bool long_shares, bool in_cluster, bool separate) {
