@@ -86,7 +86,8 @@ class Decider {
     int64_t const most = std::min(slots / tiles, iters);
     for (auto const& cluster : p.clusters) {
       int64_t const peers = int64_t(cluster[0]);
-      if (peers != 0 && tiles <= int64_t(cluster[1]) && peers <= iters) score(kernel, tiles, iters, tiles, tiles * peers, peers, true);
+      if (peers != 0 && tiles <= int64_t(cluster[1]) && peers <= iters)
+        score(kernel, tiles, iters, tiles, tiles * peers, peers, true);
     }
     int64_t last = 1;
     for (int64_t splits : {int64_t(2), int64_t(3), int64_t(4), int64_t(8), int64_t(16), most}) {

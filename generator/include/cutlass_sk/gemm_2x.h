@@ -77,8 +77,8 @@ struct Gemm2x {
     int64_t const tiles = int64_t(plan.tiles_m) * plan.tiles_n;
     int64_t const line = int64_t(plan.sk_tiles) * plan.iters_per_tile;
     bool const along_n = plan.tiles_m >= plan.tiles_n;  // the order that the kernel itself takes
-    bool const fits = plan.tile_n == kTileN &&
-        covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
+    bool const fits =
+        plan.tile_n == kTileN && covers(plan.tiles_m, kTileM, problem.m) && covers(plan.tiles_n, kTileN, problem.n) &&
         covers(plan.iters_per_tile, kTileK, problem.k) && problem.k <= limit - kTileK && tiles <= limit && plan.dp_tiles >= 0 &&
         plan.sk_tiles >= 0 && int64_t(plan.dp_tiles) + plan.sk_tiles == tiles && line <= limit && plan.sk_units >= 0 &&
         plan.sk_units <= line && (plan.sk_units == 0) == (plan.sk_tiles == 0) && plan.splits >= 1 && plan.nondeterministic == 0 &&

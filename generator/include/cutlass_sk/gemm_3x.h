@@ -115,14 +115,16 @@ struct Gemm3x {
                       covers(plan.tiles_n, plan.tile_n, kClusterN, problem.n) &&
                       covers(plan.iters_per_tile, kTileK, 1, problem.k) && plan.grid > 0 && plan.grid % kClusterSize == 0 &&
                       plan.sk_tiles % kClusterSize == 0 && plan.reduction_ctas == 0 && plan.promotion_iters >= 0 &&
-                      (plan.promotion_iters == 0 || takes_promotion(plan.tile_n)) && (plan.in_clusters == 0 || takes_clusters(plan)) &&
+                      (plan.promotion_iters == 0 || takes_promotion(plan.tile_n)) &&
+                      (plan.in_clusters == 0 || takes_clusters(plan)) &&
                       int64_t(plan.dp_tiles) + plan.sk_tiles == int64_t(plan.tiles_m) * plan.tiles_n;
     if (!fits || !Schedule::valid(plan.grid / kClusterSize, plan.tiles_m / kClusterM, plan.tiles_n / kClusterN, plan.iters_per_tile,
                                   plan.sk_tiles / kClusterSize, plan.sk_units, plan.splits, plan.raster_swizzle)) {
-      return fail(result, CUTLASS_SK_BAD_PLAN,
-                  "plan (grid %d, tiles %dx%d, %d wide, of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
-                  plan.grid, plan.tiles_m, plan.tiles_n, plan.tile_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles,
-                  plan.sk_units, plan.splits);
+      return fail(
+          result, CUTLASS_SK_BAD_PLAN,
+          "plan (grid %d, tiles %dx%d, %d wide, of %d iterations, dp_tiles %d, sk_tiles %d, sk_units %d, splits %d) does not fit",
+          plan.grid, plan.tiles_m, plan.tiles_n, plan.tile_n, plan.iters_per_tile, plan.dp_tiles, plan.sk_tiles, plan.sk_units,
+          plan.splits);
     }
     return CUTLASS_SK_OK;
   }

@@ -201,7 +201,8 @@ class StreamKGemm {
   }
   template <class Problem>
   CUTLASS_DEVICE static void load_operands(Params const& params, Problem const& problem_shape, SharedStorage& storage,
-                                           TileScheduler const& scheduler, CollectiveMainloop& mainloop, MainloopPipeline& pipeline) {
+                                           TileScheduler const& scheduler, CollectiveMainloop& mainloop,
+                                           MainloopPipeline& pipeline) {
     auto state = pipeline.producer_start();
     uint32_t const rank = cute::size(ClusterShape{}) > 1 ? cute::block_rank_in_cluster() : 0;
     Work work = scheduler.first();

@@ -28,9 +28,9 @@ Function driver_function(char const* name) {
 template <class Element>
 CUtensorMap encode_map(Element const* pointer, int64_t inner, int64_t outer, int64_t leading, int box_inner, int box_outer,
                        int swizzle) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*, cuuint64_t const*,
-                              cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                              CUtensorMapFloatOOBfill);
+  using Encode =
+      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*, cuuint64_t const*, cuuint32_t const*,
+                   cuuint32_t const*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   static Encode const encode = driver_function<Encode>("cuTensorMapEncodeTiled");
   cuuint64_t const sizes[2] = {cuuint64_t(inner), cuuint64_t(outer)};
   cuuint64_t const strides[1] = {cuuint64_t(leading) * sizeof(Element)};

@@ -1,10 +1,10 @@
 /// c = alpha * sums + beta * c for tiles of any width, 32 columns at a time, with ordinary stores.
 ///
 /// TMA would store whole boxes, but to hand it one takes a fence, a barrier and a thread that waits: more time than a short tile's
-/// products take. Float32 sums go from registers to whole sectors of memory; 16-bit ones pass through shared memory, to become lines
-/// of 64 bytes (row-major c: each warp by itself) or 128 (column-major: the warpgroup's 64 rows). Warpgroups never wait for each
-/// other here. The code is short because it is there once for each 32 columns that a tile may have: sums in registers cannot be
-/// indexed at run time.
+/// products take. Float32 sums go from registers to whole sectors of memory; 16-bit ones pass through shared memory, to become
+/// lines of 64 bytes (row-major c: each warp by itself) or 128 (column-major: the warpgroup's 64 rows). Warpgroups never wait for
+/// each other here. The code is short because it is there once for each 32 columns that a tile may have: sums in registers cannot
+/// be indexed at run time.
 #pragma once
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
@@ -65,8 +65,8 @@ class WgmmaEpilogue {
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem_shape, Arguments const& arguments, void*) {
     int64_t const leading = kRowMajor ? int64_t(cute::get<0>(arguments.dD)) : int64_t(cute::get<1>(arguments.dD));
-    return {arguments.thread.alpha, arguments.thread.beta, arguments.ptr_D, leading, int(cute::get<0>(problem_shape)),
-            int(cute::get<1>(problem_shape))};
+    return {arguments.thread.alpha,           arguments.thread.beta,           arguments.ptr_D, leading,
+            int(cute::get<0>(problem_shape)), int(cute::get<1>(problem_shape))};
   }
 
   CUTLASS_DEVICE WgmmaEpilogue(Params const& params, TensorStorage& storage) : params_(params), storage_(storage) {}
@@ -93,8 +93,8 @@ class WgmmaEpilogue {
     if constexpr (kStaged) {
       int const line = int(line_of(thread)), inner = int(inner_of(thread));
       target.place = place_of(row + (kRowMajor ? line : inner), column + (kRowMajor ? inner : line));
-      // Of two runs of 8 columns, there are four blocks of 8 x 8, the lower rows' and the upper rows' of each; lane i says where the
-      // (i % 8)-th line of the (i / 8)-th goes.
+      // Of two runs of 8 columns, there are four blocks of 8 x 8, the lower rows' and the upper rows' of each; lane i says where
+      // the (i % 8)-th line of the (i / 8)-th goes.
       uint32_t const lane = thread % 32, rows = thread / 32 * 16 + lane / 8 % 2 * 8, columns = lane / 16 * 8;
       uint32_t const first = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][0]);
       target.write = first + (kRowMajor ? offset(rows + lane % 8, columns) : offset(columns + lane % 8, rows));
@@ -106,8 +106,8 @@ class WgmmaEpilogue {
     return target;
   }
 
-  /// Called by a warpgroup with the tile's sums, `widest` columns of them, for those of the first `subtiles` runs of 32 columns that
-  /// are `mine`. `row`, `column` and `warpgroup` are those of `target`.
+  /// Called by a warpgroup with the tile's sums, `widest` columns of them, for those of the first `subtiles` runs of 32 columns
+  /// that are `mine`. `row`, `column` and `warpgroup` are those of `target`.
   template <int widest, class Mine>
   CUTLASS_DEVICE void store(Target const& target, float* sums, int row, int column, int subtiles, Mine const& mine, int warpgroup) {
     auto const each = [&](auto const& use) {

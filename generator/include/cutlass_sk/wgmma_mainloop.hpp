@@ -55,22 +55,27 @@ class WgmmaMainloop {
                     kTileK / kClusterN % 8 == 0,
                 "peers load whole groups of eight rows");
 
-  using AtomA = cute::conditional_t<kKMajorA, cute::GMMA::Layout_K_SW128_Atom<Element_>, cute::GMMA::Layout_MN_SW128_Atom<Element_>>;
+  using AtomA =
+      cute::conditional_t<kKMajorA, cute::GMMA::Layout_K_SW128_Atom<Element_>, cute::GMMA::Layout_MN_SW128_Atom<Element_>>;
   using AtomB = cute::conditional_t<kKMajorB, cute::GMMA::Layout_K_SW128_Atom<Element_>, cute::GMMA::Layout_MN_SW64_Atom<Element_>>;
   template <bool k_major>
   using Order = cute::conditional_t<k_major, cute::Step<cute::_1, cute::_2>, cute::Step<cute::_2, cute::_1>>;
-  using SmemLayoutA = decltype(cute::tile_to_shape(AtomA{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileK>>{}, Order<kKMajorA>{}));
-  using SmemLayoutB = decltype(cute::tile_to_shape(AtomB{}, cute::Shape<cute::Int<kWidest>, cute::Int<kTileK>>{}, Order<kKMajorB>{}));
+  using SmemLayoutA =
+      decltype(cute::tile_to_shape(AtomA{}, cute::Shape<cute::Int<kTileM>, cute::Int<kTileK>>{}, Order<kKMajorA>{}));
+  using SmemLayoutB =
+      decltype(cute::tile_to_shape(AtomB{}, cute::Shape<cute::Int<kWidest>, cute::Int<kTileK>>{}, Order<kKMajorB>{}));
 
   template <int width>
-  using Instruction = decltype(cute::GMMA::ss_op_selector<Element_, Element_, float, cute::Shape<cute::_64, cute::Int<width>, cute::Int<kTileK>>,
-                                                          kMajorA, kMajorB>());
+  using Instruction =
+      decltype(cute::GMMA::ss_op_selector<Element_, Element_, float, cute::Shape<cute::_64, cute::Int<width>, cute::Int<kTileK>>,
+                                          kMajorA, kMajorB>());
   static constexpr int kBytesA = kTileM * kRowBytes;
 
  public:
   /// The warpgroups of a tile lie side by side along m.
   template <int width>
-  using TiledMmaOf = cute::TiledMMA<cute::MMA_Atom<Instruction<width>>, cute::Layout<cute::Shape<cute::Int<warpgroups>, cute::_1, cute::_1>>>;
+  using TiledMmaOf =
+      cute::TiledMMA<cute::MMA_Atom<Instruction<width>>, cute::Layout<cute::Shape<cute::Int<warpgroups>, cute::_1, cute::_1>>>;
   using TiledMma = TiledMmaOf<kWidest>;
 
   static constexpr int stage_bytes(int width) { return kBytesA + width * kRowBytes; }
@@ -176,12 +181,10 @@ class WgmmaMainloop {
     }
   }
 
-  CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, PipelineState state) const {
-    pipeline.producer_tail(state);
-  }
+  CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, PipelineState state) const { pipeline.producer_tail(state); }
 
-  /// Called by every consumer thread of a tile, all its sums zero: sets them to those of `k_tiles` (at least one) stages from `state`
-  /// on, and gives these back. Calls `issued` before it waits for the last products.
+  /// Called by every consumer thread of a tile, all its sums zero: sets them to those of `k_tiles` (at least one) stages from
+  /// `state` on, and gives these back. Calls `issued` before it waits for the last products.
   template <class Accumulators, class Issued>
   CUTLASS_DEVICE void mma(MainloopPipeline& pipeline, PipelineState state, Accumulators& accumulators, int k_tiles, int thread,
                           TensorStorage& storage, Params const& params, Issued const& issued) const {
