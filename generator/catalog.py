@@ -19,17 +19,18 @@ DTYPES: tuple[tuple[str, str], ...] = (
 """(element type of a and b, element type of c) of every kernel."""
 
 SM90_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, bool], ...] = (
-    ((64, 32, 256), (2, 1), "pingpong", False),
-    ((128, 128, 256), (2, 1), "cooperative", False),
     ((64, 32, 256), (4, 1), "pingpong", False),
-    ((64, 32, 192), (1, 1), "pingpong", False),
     ((128, 64, 192), (2, 1), "pingpong", True),
+    ((64, 32, 192), (1, 1), "pingpong", False),
+    ((128, 128, 256), (2, 1), "cooperative", False),
     ((64, 32, 256), (4, 1), "pingpong", True),
+    ((64, 32, 256), (2, 1), "pingpong", False),
     ((128, 128, 256), (2, 1), "cooperative", True),
     ((256, 64, 128), (1, 2), "cooperative", True),
 )
 """(tile_m, narrowest, widest), cluster, schedule and whether swapped, of the 16-bit kernels on Hopper, tile_k 64: each takes every
-tile_n from narrowest to widest in steps of 32. The first is the single kernel."""
+tile_n from narrowest to widest in steps of 32. The first is the best single kernel, and each further one adds most to those before
+it (results/NOTES.md)."""
 
 FP64_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int], ...] = (
     ((64, 64, 16), (1, 1), "pingpong", 12),

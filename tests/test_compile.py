@@ -50,7 +50,7 @@ def tensor_cores(spec: KernelSpec) -> str:
     """The one instruction that a kernel's machine code is to multiply with."""
     if spec.dtype == "float64":
         return r"DMMA\.16x8x4" if spec.generation == "sm90a" else r"DMMA\.8x8x4|DMMA\.884"
-    return rf"HGMMA\.64x{spec.tile[1]}x16\.F32" if spec.api == "3x" else r"HMMA\.16816\.F32"
+    return rf"HGMMA\.64x({'|'.join(map(str, spec.widths))})x16\.F32" if spec.api == "3x" else r"HMMA\.16816\.F32"
 
 
 every_build = pytest.mark.parametrize(("spec", "architecture"), BUILT, ids=str)
@@ -357,9 +357,20 @@ def test_the_tensor_cores_are_used(spec: KernelSpec, architecture: str) -> None:
     assert all(re.match(tensor_cores(spec), instruction) for instruction in used), set(used)
     assert set(re.findall(r"arch = (sm_\w+)", code)) == {f"sm_{architecture}"}
     if spec.api == "3x":
-        assert "UTMALDG" in code and ("UTMASTG" in code) == (spec.dtype != "float64")
+        assert "UTMALDG" in code
     else:
         assert "LDGSTS" in code
+
+
+@pytest.mark.parametrize("spec", (FIRST, CLUSTERED, COOPERATIVE, PROMOTABLE), ids=str)
+def test_wgmma_instructions_do_not_wait_for_each_other(spec: KernelSpec) -> None:
+    """Where ptxas cannot keep sums in one place it commits and waits for every instruction (C7510 to C7515). Each width has a loop, or
+    two with promotion, whose instructions for a k-tile are committed together."""
+    found = re.findall(r"HGMMA\.64x(\d+)x16\.F32.*?(gsb0)?\s*;", cuobjdump("-sass", str(build_one(spec, "90a").library)))
+    for width, variant in zip(spec.widths, spec.variants, strict=True):
+        committed = [bool(last) for n, last in found if int(n) == width]
+        each = 4 * spec.tile[0] // (64 * spec.tile_warpgroups)
+        assert committed == ([False] * (each - 1) + [True]) * (1 + variant.takes_promotion), (width, committed)
 
 
 @every_build
