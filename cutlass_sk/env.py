@@ -68,7 +68,9 @@ PDL = Variable[bool](
     True,
     "0 launches without programmatic dependent launch: each kernel starts after the one before it has ended.",
 )
-DEBUG = Variable[bool]("CUTLASS_SK_DEBUG", _switch, False, "1 prints the plan of each new problem to standard error; read when a Gemm is made.")
+DEBUG = Variable[bool](
+    "CUTLASS_SK_DEBUG", _switch, False, "1 prints the plan of each new problem to standard error; read when a Gemm is made."
+)
 CALIBRATION = Variable[Path | None](
     "CUTLASS_SK_CALIBRATION",
     _absolute_path,

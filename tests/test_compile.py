@@ -364,7 +364,7 @@ def test_the_tensor_cores_are_used(spec: KernelSpec, architecture: str) -> None:
 
 @pytest.mark.parametrize("spec", (FIRST, CLUSTERED, COOPERATIVE, PROMOTABLE), ids=str)
 def test_wgmma_instructions_do_not_wait_for_each_other(spec: KernelSpec) -> None:
-    """Where ptxas cannot keep sums in one place it commits and waits for every instruction (C7510 to C7515). Each width has a loop, or
+    """Where ptxas cannot keep sums in one place it commits and waits for every instruction (C7510 to C7515). Each width has a loop,
     two with promotion, whose instructions for a k-tile are committed together."""
     found = re.findall(r"HGMMA\.64x(\d+)x16\.F32.*?(gsb0)?\s*;", cuobjdump("-sass", str(build_one(spec, "90a").library)))
     for width, variant in zip(spec.widths, spec.variants, strict=True):
