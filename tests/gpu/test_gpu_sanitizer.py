@@ -24,7 +24,7 @@ for gemm in chosen:
     exact = (a.double() @ b.double()).to(gemm.dtype)
     kinds = [{"decomposition": "data_parallel"}, {"decomposition": "stream_k", "sms": 20}, {"splits": 9}, {"splits": 4}]
     if gemm.spec.widest:
-        kinds += [{"tile_n": width, "splits": 4} for width in (gemm.spec.narrowest, 96, gemm.spec.widest)]
+        kinds += [{"tile_n": width, "splits": 4} for width in {*gemm.spec.widths[:: len(gemm.spec.widths) // 2], gemm.spec.widest}]
     for options in kinds:
         for beta in (0.0, 1.0):
             c = torch.zeros(m, n, device="cuda", dtype=gemm.dtype)
