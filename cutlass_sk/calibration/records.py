@@ -65,7 +65,9 @@ def read(path: Path) -> list[Record]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(f"{path} cannot be read: {reason(error)}; records are written by cutlass-sk calibrate --records") from None
+        raise CalibrationError(
+            f"{path} cannot be read: {reason(error)}; records are written by cutlass-sk calibrate --records"
+        ) from None
     records, known = [], catalogue()
     types: dict[str, Any] = {
         field.name: {"int": int, "float": (int, float), "str": str}[str(field.type)] for field in fields(Record)
