@@ -396,3 +396,13 @@ def test_one_kernel_for_two_architectures_is_two_entries() -> None:
     assert [entry.architecture for entry in entries] == ["80", "86", "89"]
     assert len({entry.source.read_text() for entry in entries}) == 1
     assert load_kernel(AMPERE, "80") is load_kernel(AMPERE, "80") is not load_kernel(AMPERE, "86")
+
+
+def test_a_float64_stage_is_given_back_after_its_last_reads() -> None:
+    """ptxas sees no harm in an arrival that overtakes ld.shared; TMA then writes what is still to be read. Only a fence keeps them
+    apart: between the last read and an arrival at a stage's barrier there is one."""
+    code = cuobjdump("-sass", str(build_one(DOUBLE, "90a").library))
+    kept = re.findall(r"LDS\.|FENCE\.VIEW\.ASYNC|@!P\d SYNCS\.ARRIVE\.TRANS64\.A1T0", code)
+    releases = [number for number, name in enumerate(kept) if "SYNCS" in name and "LDS." in kept[:number]]
+    assert len(releases) >= 2, "one in the loop, one after it"
+    assert all("FENCE" in kept[number - 1] for number in releases)

@@ -53,6 +53,23 @@ def test_small_and_lopsided_problems(spec: KernelSpec, shape: tuple[int, int, in
         compare(gemm.run(a, b, poisoned(spec, shape[0], shape[1]), plan=plan), exact, plan)
 
 
+@pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.dtype == "float64" and spec.api == "3x"], ids=str)
+@pytest.mark.parametrize("shape", [(2600, 2600, 64), (1736, 4424, 128)], ids=str)
+def test_many_short_tiles_100_times(spec: KernelSpec, shape: tuple[int, int, int]) -> None:
+    """The producer waits for every stage that is given back: one that is given back too early is overwritten while it is read."""
+    gemm = gemm_of(spec)
+    a, b = operands(spec, *shape, exact=True)
+    exact = a @ b
+    c, wrong = torch.empty_like(exact), torch.zeros((), device="cuda", dtype=torch.int64)
+    for options in ({"decomposition": "data_parallel"}, {"decomposition": "stream_k"}):
+        plan = gemm.plan(*shape, **options)
+        for _ in range(50):
+            c.fill_(float("nan"))
+            gemm.run(a, b, c, plan=plan)
+            wrong += (c != exact).sum()
+    assert int(wrong) == 0
+
+
 @pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.cluster_fixup], ids=str)
 @pytest.mark.parametrize("shape", [(128, 128, 8192), (64, 64, 4096), (200, 72, 1288), (1096, 584, 640)], ids=str)
 def test_splits_in_clusters_add_to_the_old_values(spec: KernelSpec, shape: tuple[int, int, int]) -> None:

@@ -69,8 +69,10 @@ class WarpPipeline {
     for (int i = 0; i < stages; ++i, ++state) storage_.empty[state.index()].wait(state.phase());
   }
   CUTLASS_DEVICE void consumer_wait(PipelineState const& state) { storage_.full[state.index()].wait(state.phase()); }
-  /// Called by whole warps, after their reads.
+  /// Called by whole warps, after their reads. A read that has been issued is not over: without the fence the arrival may overtake
+  /// the last ones, and TMA, which is another proxy, writes what they have yet to see.
   CUTLASS_DEVICE void consumer_release(PipelineState const& state) {
+    cutlass::arch::fence_view_async_shared();
     __syncwarp();
     if (peer_ < 0) {
       if (signals_) storage_.empty[state.index()].arrive();
