@@ -153,7 +153,8 @@ def parse(text: str) -> list[Launch]:
                 launch.metrics[row["Metric Name"]] = number(row.get("Metric Value", ""), row.get("Metric Unit", ""))
             else:
                 columns = zip(header, cells, units, strict=True)
-                launch.metrics.update({name: number(cell, unit) for name, cell, unit in columns if "__" in name})
+                # The raw page also has all that is known of the GPU.
+                launch.metrics.update({name: number(cell, unit) for name, cell, unit in columns if name in METRICS})
     return list(found.values())
 
 
