@@ -56,5 +56,14 @@ class LaunchError(Error, RuntimeError):
     """A launch failed; the message names the kernel's status and the CUDA error."""
 
 
+class WriteError(Error, RuntimeError):
+    """A file cannot be written; the message names it, not what it is written by."""
+
+
 class EnvironmentVariableError(Error, ValueError):
     """A CUTLASS_SK_* environment variable holds a value that cannot be used."""
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be used, in the system's words: no number, and no path, which the message has already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

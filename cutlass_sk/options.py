@@ -64,7 +64,8 @@ class Options:
             raise PlanError(f"splits={self.splits} belongs to decomposition='split_k', not {self.decomposition!r}")
         for name in ("sk_tiles", "sk_units"):
             if getattr(self, name) is not None and self.decomposition != "stream_k":
-                raise PlanError(f"{name}={getattr(self, name)} belongs to decomposition='stream_k', not {self.decomposition!r}")
+                other = "" if self.decomposition is None else f", not {self.decomposition!r}"
+                raise PlanError(f"{name}={getattr(self, name)} belongs to decomposition='stream_k'{other}")
         return replace(self, **numbers)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .errors import WriteError
 
 
 def commit(given: str | None = None) -> str:
@@ -34,12 +38,37 @@ def provenance(script: str, given_commit: str | None = None) -> dict[str, Any]:
     return record
 
 
-def save(path: Path, text: str) -> None:
-    """Writes a record whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def output_file(path: Path | str) -> Path:
+    """A path that can be written to as far as its folder goes; WriteError without one. Asked before a long measurement is begun."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise WriteError(f"{path} cannot be written: {path.parent} is no folder; name a file in a folder that exists")
+    if path.is_dir():
+        raise WriteError(f"{path} cannot be written: it is a folder; name a file in a folder that exists")
+    return path
+
+
+def output_argument(text: str) -> Path:
+    """``output_file`` for argparse."""
+    try:
+        return output_file(text)
+    except WriteError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def save(path: Path, data: str | bytes) -> None:
+    """Writes a file whole or not at all; WriteError where it cannot be written. A text is written in UTF-8."""
+    special = output_file(path).exists() and not path.is_file()  # a pipe or a device is written to, not replaced
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        (path if special else partial).write_bytes(data.encode() if isinstance(data, str) else data)
+        if not special:
+            partial.replace(path)
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _output(command: list[str]) -> str | None:

@@ -7,6 +7,7 @@ sums takes no time, adding those of one peer takes ``fixup_iters``: with 0, the 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,6 +61,12 @@ class Timeline:
         for step in self.steps:
             ends[step.sm] = max(ends[step.sm], step.end)
         return ends
+
+    @property
+    def cut_tiles(self) -> int:
+        """Work tiles whose k-tiles several units run."""
+        runs = Counter(step.segment.work_tile for step in self.steps if step.action == "mac")
+        return sum(count > 1 for count in runs.values())
 
     @property
     def utilisation(self) -> float:

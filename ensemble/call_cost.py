@@ -27,7 +27,7 @@ import torch
 from cutlass_sk import Gemm, extension
 from cutlass_sk.call import Calls, NativeCalls, PythonCalls
 from cutlass_sk.dtypes import torch_dtype
-from cutlass_sk.provenance import provenance, save
+from cutlass_sk.provenance import output_argument, provenance, save
 
 METHOD = "CPU time of the issuing loop, contenders interleaved, GPU idle before each batch, medians (ensemble/call_cost.py)"
 
@@ -89,7 +89,7 @@ def measure(launches: Mapping[str, Launch], batches: int, synchronise: Callable[
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("-o", "--output", type=Path, help="the JSON record to write")
+    parser.add_argument("-o", "--output", type=output_argument, help="the JSON record to write")
     parser.add_argument("--commit", help="commit to record; default what git says")
     parser.add_argument("--batches", type=int, default=BATCHES, help="how many batches of each contender")
     parser.add_argument("--dry-run", action="store_true", help="print the plans and measure nothing; needs no GPU")

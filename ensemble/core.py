@@ -21,7 +21,7 @@ from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.ensemble.accuracy import max_error, reference
 from cutlass_sk.generator.spec import Generation
 from cutlass_sk.plan import Plan
-from cutlass_sk.provenance import provenance, save
+from cutlass_sk.provenance import output_argument, provenance, save
 from cutlass_sk.timing import Launch, buffer_sets, time_us
 
 # Few tiles and long k; short and wide; around whole waves of 128x128 tiles on 132 SMs; squares; model layers; ragged.
@@ -180,7 +180,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, help="the JSON record to write")
+    parser.add_argument("-o", "--output", type=output_argument, help="the JSON record to write")
     parser.add_argument("--table", type=Path, metavar="RECORD", help="print a record as the README's table and measure nothing")
     parser.add_argument("--commit", help="commit to record; default what git says")
     parser.add_argument("--limit", type=int, default=len(SHAPES), help="only the first LIMIT shapes")

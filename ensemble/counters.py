@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -30,17 +29,16 @@ from rich.console import Console
 from cutlass_sk import Gemm, planner
 from cutlass_sk.device import Device, resolve
 from cutlass_sk.ensemble import counters_report, ncu
+from cutlass_sk.ensemble.counters_input import Shape, read_csv, read_manifest, seconds, shape, sweep_rows
 from cutlass_sk.ensemble.ncu import NcuError
 from cutlass_sk.ensemble.planner_report import DTYPES, pairs
 from cutlass_sk.ensemble.planner_sweep import Contest, in_layouts
-from cutlass_sk.ensemble.records import RecordError, Row, read
-from cutlass_sk.errors import Error
+from cutlass_sk.ensemble.records import RecordError, Row
+from cutlass_sk.errors import Error, reason
 from cutlass_sk.generator.spec import ELEMENT_BYTES, Layout
 from cutlass_sk.jit.build import build
 from cutlass_sk.plan import Plan
-from cutlass_sk.provenance import provenance, save
-
-Shape = tuple[int, int, int]
+from cutlass_sk.provenance import output_argument, provenance, save
 
 METHOD = (
     "Nsight Compute, kernel replay, caches and clocks left alone, the second launch of each on warm data, launches apart "
@@ -52,14 +50,6 @@ CHILD_GRACE, NCU_GRACE = 20.0, 60.0
 ATTEMPTS = 3
 """Runs of ncu, each without the metrics that the one before refused."""
 WIDTH = 200
-
-
-def shape(text: str) -> Shape:
-    """``MxNxK``."""
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; give MxNxK, such as 7200x376x4856")
-    m, n, k = map(int, text.split("x"))
-    return m, n, k
 
 
 def recorded(rows: Sequence[Row], dtype: str) -> dict[Shape, Row]:
@@ -117,8 +107,13 @@ def end_at(deadline: float) -> None:
     watchdog.start()
 
 
-def launch_all(manifest: dict[str, Any], deadline: float) -> None:
-    """The child: launches every problem until the deadline (seconds since the epoch), the second time for the profiler."""
+def launch_all(manifest: dict[str, Any], deadline: float, path: Path | None = None) -> None:
+    """The child: launches every problem until the deadline (seconds since the epoch), the second time for the profiler.
+
+    Whose launches succeeded is noted in the manifest, and in its file at ``path``: ``profiled`` of a problem.
+    """
+    for entry in manifest["problems"]:
+        entry["profiled"] = []
     dtype, out_dtype = DTYPES[manifest["dtype"]]
     gemm = Gemm(dtype, out_dtype=out_dtype)
     torch.manual_seed(0)
@@ -130,6 +125,9 @@ def launch_all(manifest: dict[str, Any], deadline: float) -> None:
         try:
             for name, launch in contenders(gemm, sizes, manifest["layouts"]).items():
                 _profiled(ncu.label(number, name), launch)
+                entry["profiled"].append(name)
+                if path is not None:
+                    save(path, json.dumps(manifest, indent=1) + "\n")
             said = "profiled"
         except (Error, RuntimeError) as error:
             said = f"failed: {error}"
@@ -204,7 +202,7 @@ def finish(manifest: dict[str, Any], text: str, output: Path | None) -> None:
 
 def measure(options: argparse.Namespace) -> int:
     deadline = time() + options.budget_seconds
-    records = recorded(read(options.records), options.dtype) if options.records else {}
+    records = recorded(sweep_rows(options.records), options.dtype) if options.records else {}
     shapes = chosen(records, options.worst, options.shape)
     if not shapes:
         raise RecordError(
@@ -230,19 +228,25 @@ def measure(options: argparse.Namespace) -> int:
     save(path, json.dumps(manifest, indent=1) + "\n")
     specs = list(dict.fromkeys(plan.kernel.with_layouts(*contest.layouts) for plan in plans))
     build(specs, device.architecture(specs[0]))  # here, so that compilers are not profiled
-    finish(manifest, profile(tool, output, deadline), output)
+    text = profile(tool, output, deadline)
+    finish(read_manifest(path), text, output)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    made.add_argument("-o", "--output", type=Path, help="the JSON to write; ncu's CSV, log and the manifest go beside it")
+    made.add_argument(
+        "-o", "--output", type=output_argument, help="the JSON to write; ncu's CSV, log and the manifest go beside it"
+    )
     made.add_argument("--records", type=Path, help="records of planner_sweep, .jsonl or .gz")
     made.add_argument("--worst", type=int, default=0, metavar="N", help="the N problems of the records that lose most to cuBLAS")
     made.add_argument("--shape", type=shape, nargs="+", default=[], metavar="MxNxK", help="problems of your own, before those")
     made.add_argument("--dtype", choices=DTYPES, default="float16")
     made.add_argument(
-        "--budget-seconds", type=float, default=BUDGET_SECONDS, help=f"after which no problem is begun (default {BUDGET_SECONDS:g})"
+        "--budget-seconds",
+        type=seconds,
+        default=BUDGET_SECONDS,
+        help=f"after which no problem is begun (default {BUDGET_SECONDS:g})",
     )
     made.add_argument("--commit", help="commit to record; default what git says")
     made.add_argument("--dry-run", action="store_true", help="print ncu's command and the plans; needs no GPU")
@@ -256,21 +260,27 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     made = parser()
     options = made.parse_args(arguments)
-    if options.worst < 0 or (options.worst and options.records is None and not options.from_csv):
+    if options.worst < 0 or (options.worst and options.records is None and options.from_csv is None):
         made.error(f"--worst {options.worst} takes a number from 0 on, and --records FILE to choose from")
     if (options.from_csv is None) != (options.manifest is None):
         made.error("--from-csv and --manifest go together")
+    given = {"--dry-run": options.dry_run, "--shape": options.shape, "--worst": options.worst, "--records": options.records}
+    if options.from_csv and (used := [name for name, value in given.items() if value]):
+        made.error(f"--from-csv measures nothing and reads the problems of the manifest; leave {', '.join(used)} out")
     if options.output is None and not (options.dry_run or options.from_csv or options.child):
         made.error("-o FILE says where the record goes")
     try:
         if options.child:
             end_at(options.deadline + CHILD_GRACE)
-            launch_all(json.loads(options.child.read_text()), options.deadline)
+            launch_all(read_manifest(options.child), options.deadline, options.child)
         elif options.from_csv:
-            finish(json.loads(options.manifest.read_text()), options.from_csv.read_text(errors="replace"), options.output)
+            finish(read_manifest(options.manifest), read_csv(options.from_csv), options.output)
         else:
             return measure(options)
-    except (Error, NcuError, RecordError, OSError, json.JSONDecodeError) as error:
+    except OSError as error:
+        print(f"{error.filename or 'a file'} cannot be used: {reason(error)}", file=sys.stderr)
+        return 2
+    except (Error, NcuError, RecordError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from cutlass_sk.ensemble import ncu
+from cutlass_sk.ensemble.counters_input import launched
 from cutlass_sk.ensemble.ncu import Launch
 
 Counters = Mapping[str, Any]
@@ -157,7 +158,7 @@ def problems(manifest: Mapping[str, Any], launches: Sequence[Launch]) -> list[di
 
     Problems that nothing was profiled of are left out.
     """
-    groups, found = ncu.by_contender(launches), []
+    groups, found = ncu.by_contender(launches, len(manifest["problems"]), launched(manifest["problems"])), []
     for number, entry in enumerate(manifest["problems"]):
         ours, cublas = (contender(groups.get((number, name), [])) for name in ("ours", "cublas"))
         if ours is None and cublas is None:

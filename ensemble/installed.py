@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_sk.cli.size import cubin_bytes, cuobjdump, device_code_bytes
+from cutlass_sk.errors import WriteError
 from cutlass_sk.jit.cache import Cache
 from cutlass_sk.provenance import save
 
@@ -63,7 +64,7 @@ def _known(path: Path, target: str, weigh: Callable[[], int]) -> int:
     except (OSError, ValueError, AttributeError):
         known = {}
     known[key] = weigh()
-    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+    with suppress(OSError, WriteError):  # a cache that cannot be written costs time, nothing else
         store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         save(store, json.dumps(known, indent=1) + "\n")
     return int(known[key])

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cutlass_sk.ensemble.records import RecordError, Row, read
+from cutlass_sk.errors import WriteError
 from cutlass_sk.generator.spec import binary_name
-from cutlass_sk.provenance import provenance, save
+from cutlass_sk.provenance import output_argument, provenance, save
 
 MISSING_FACTOR = 2.0
 """A problem for which no kernel of a set was timed counts as so many times its best time of any kernel: times are left out where
@@ -264,7 +265,7 @@ def sizes_in(folder: Path) -> dict[str, int]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("times", type=Path, nargs="*", help="records, .jsonl or .jsonl.gz")
-    parser.add_argument("-o", "--output", type=Path, help="the JSON to write; an .svg of its curves goes beside it")
+    parser.add_argument("-o", "--output", type=output_argument, help="the JSON to write; an .svg of its curves goes beside it")
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the tables of a JSON")
     parser.add_argument("--libraries", type=Path, metavar="FOLDER", help="the kernels' shared objects, NAME.so, for their bytes")
     parser.add_argument("--bytes", type=Path, metavar="JSON", help='the same from a file: {"NAME": bytes}')
@@ -283,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = [row for path in options.times for row in read(path) if "kernel" in row and "m" in row]
         sizes = sizes_in(options.libraries) if options.libraries else json.loads(options.bytes.read_text()) if options.bytes else {}
         curves = study(rows, options.most, sizes, options.missing_factor, options.first)
-    except RecordError as error:
+    except (RecordError, WriteError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.output:

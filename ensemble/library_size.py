@@ -5,7 +5,6 @@ All are for compute capability 9.0, and but for cuBLAS of one pair of dtypes and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from cutlass_sk.cli.size import Usage, cuobjdump, device_code_bytes, usage
 from cutlass_sk.ensemble import installed
 from cutlass_sk.ensemble.manifest import manifest
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
-from cutlass_sk.errors import Error, ToolchainError
+from cutlass_sk.errors import ToolchainError
 from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.generator.spec import SHORT_NAME, KernelSpec, Layout
 from cutlass_sk.jit.build import Source, compile_sources, lookup_sources
@@ -40,10 +39,6 @@ MEANINGS: dict[Name, str] = {
     "cublas": "libcublas",
     "cublaslt": "libcublasLt",
 }
-
-
-class SizeError(Error, ValueError):
-    """A record of measurements cannot be read or used; the message names the file and the way out."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +185,14 @@ def weigh(name: Name, request: Request, *, build: bool = False) -> Library:
 
 
 def counted(request: Request) -> Library:
-    """CUTLASS's manifest: a count, since compiling it takes hours."""
+    """CUTLASS's manifest: a count of the kernels for the layout asked for, since compiling it takes hours."""
     made = manifest(request.dtype, request.out_dtype, request.layout, request.kernels)
+    meaning = f"{MEANINGS['manifest']} for --kernels={request.kernels}"
+    if made.operations == 0:
+        return Library("manifest", meaning, 0, note="nothing matches that filter; all stands for every kernel")
     parts = ", ".join(f"{count} of sm_{generation}" for generation, count in made.by_generation.items())
-    note = f"counted, not compiled; {made.in_layout} in layout {request.layout}" + (f"; {parts}" if parts else "")
-    return Library("manifest", f"{MEANINGS['manifest']} for --kernels={request.kernels}", made.count, note=note)
+    note = f"counted, not compiled; of these types {made.count} in all layouts" + (f": {parts}" if parts else "")
+    return Library("manifest", meaning, made.in_layout, note=note)
 
 
 def bought(name: Name, say: Callable[[str], None]) -> Library:
@@ -211,12 +209,15 @@ def bought(name: Name, say: Callable[[str], None]) -> Library:
 
 def curve(record: Mapping[str, Any], request: Request) -> list[Point]:
     """The data-parallel ensemble grown kernel by kernel: the record's greedy data-parallel curve as far as it goes, then its other
-    candidates, the smallest first (by name where they are equal). Empty if the record holds no candidates of these dtypes.
+    candidates, the smallest first (by name where they are equal). Empty if the record holds no candidates of these dtypes and
+    layouts.
 
-    Bytes are of kernels that can run Stream-K, too: those were measured. They are of the record's layout.
+    Bytes are of kernels that can run Stream-K, too: those were measured.
     """
     prefix = f"_{request.short_name}_"
-    sizes = {name: int(size) for name, size in (record.get("bytes") or {}).items() if prefix in name}
+    sizes = {
+        name: int(size) for name, size in (record.get("bytes") or {}).items() if prefix in name and _layout(name) == request.layout
+    }
     steps = record.get("curves", {}).get("data_parallel", {}).get("curve", [])
     measured = {step["kernel"]: float(step["geomean"]) for step in steps if step["kernel"] in sizes}
     order = [*measured, *sorted(sizes.keys() - measured.keys(), key=lambda name: (sizes[name], name))]
@@ -227,12 +228,19 @@ def curve(record: Mapping[str, Any], request: Request) -> list[Point]:
     return points
 
 
-def grown(points: Sequence[Point], source: Path | None) -> Library:
-    """The curve's last point as a library."""
+def recorded_layouts(record: Mapping[str, Any], request: Request) -> list[str]:
+    """Layouts of the candidates of these dtypes that a record of ``kernel_set`` has."""
+    return sorted({_layout(name) for name in record.get("bytes") or {} if f"_{request.short_name}_" in name})
+
+
+def grown(points: Sequence[Point], source: Path | None, layouts: Sequence[str] = ()) -> Library:
+    """The curve's last point as a library. ``layouts``: those that the record has candidates of."""
     if not points:
         why = (
             "needs a record of candidates: --curve results/h200/kernel_set_all.json"
             if source is None
+            else f"recorded for {', '.join(layouts)}"
+            if layouts
             else f"no candidates in {source}"
         )
         return Library("ensemble", MEANINGS["ensemble"], note=why)
@@ -256,31 +264,27 @@ def with_recorded_bytes(library: Library, record: Mapping[str, Any], request: Re
 
 def with_performance(library: Library, record: Mapping[str, Any], request: Request) -> Library:
     """The library with the ratio that a record of ``planner_sweep`` has of its kernels, and, where not all of them are built here,
-    with the bytes. Unchanged where the record is of other kernels or dtypes."""
+    with the bytes. With a note alone where the record is of other kernels or layouts; unchanged where it is of other dtypes."""
     if library.name in ("cublas", "cublaslt"):
         return replace(library, vs_cublas=1.0) if library.library_bytes else library
     entry = record.get(request.record_key, {})
     ratio = entry.get(f"{library.name}_vs_cublas")
-    recorded = [name.rpartition("_")[0] for name in entry.get("kernels", [])]
-    if not isinstance(ratio, dict) or library.name not in ("single", "set"):
+    if ratio is None or library.name not in ("single", "set"):
         return library
+    recorded = entry["kernels"][:1] if library.name == "single" else entry["kernels"]
     names = [spec.name for spec in specs_of(library.name, request)[0]]
-    if [name.rpartition("_")[0] for name in names] != (recorded[:1] if library.name == "single" else recorded):
-        return replace(library, note="; ".join(filter(None, (library.note, "the record of times is of other kernels"))))
+    if names != recorded:
+        same = [name.rpartition("_")[0] for name in names] == [name.rpartition("_")[0] for name in recorded]
+        why = f"times are recorded for {_layout(recorded[0])}" if same else "the record of times is of other kernels"
+        return replace(library, note="; ".join(filter(None, (library.note, why))))
     if library.missing and names == entry["kernels"]:
         library = replace(library, code_bytes=entry["bytes"], library_bytes=entry["shared_object_bytes"])
-    return replace(library, vs_cublas=ratio.get("geomean"))
+    return replace(library, vs_cublas=float(ratio["geomean"]))
 
 
-def read_record(path: Path, must: str) -> dict[str, Any]:
-    """A JSON record that has the key ``must``."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SizeError(f"{path} cannot be read: {error}; give a record of results/, such as results/h200/planner.json") from None
-    if not isinstance(record, dict) or must not in record:
-        raise SizeError(f"{path} is no such record: it has no {must!r}; `cutlass-sk size --help` says which file is meant")
-    return record
+def _layout(kernel: str) -> str:
+    """The letters of a and b that a kernel's name ends in."""
+    return kernel.rpartition("_")[2]
 
 
 def _letter(text: str) -> Layout:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from math import isfinite
 from pathlib import Path
 
@@ -62,6 +63,8 @@ _LABEL = re.compile(r"cutlass_sk/(\d+)/(ours|cublas)")
 _CONTROL = re.compile(r"==\w+==")
 
 Metrics = dict[str, float | None]
+Place = tuple[int, str]
+"""Number of a problem, and contender: ours or cublas."""
 
 
 class NcuError(RuntimeError):
@@ -150,7 +153,8 @@ def parse(text: str) -> list[Launch]:
                 launch.metrics[row["Metric Name"]] = number(row.get("Metric Value", ""), row.get("Metric Unit", ""))
             else:
                 columns = zip(header, cells, units, strict=True)
-                launch.metrics.update({name: number(cell, unit) for name, cell, unit in columns if "__" in name})
+                # The raw page also has all that is known of the GPU.
+                launch.metrics.update({name: number(cell, unit) for name, cell, unit in columns if name in METRICS})
     return list(found.values())
 
 
@@ -163,25 +167,44 @@ def number(text: str, unit: str = "") -> float | None:
     return value if isfinite(value) else None
 
 
-def by_contender(launches: Sequence[Launch]) -> dict[tuple[int, str], list[Launch]]:
-    """Launches of each (problem, contender).
+def by_contender(
+    launches: Sequence[Launch], problems: int = 0, launched: Sequence[Place] | None = None
+) -> dict[Place, list[Launch]]:
+    """Launches of each (problem, contender), as their NVTX labels say.
 
-    Without any NVTX label the order tells: the child runs ours, then cuBLAS, problem after problem, and our kernels say whose
-    they are.
+    Without any label the order tells, as far as it is known. NcuError where it is not.
+
+    problems   how many there were to launch
+    launched   what was launched with success, in order; None where nobody noted it
     """
-    groups: dict[tuple[int, str], list[Launch]] = {}
-    labelled = any(launch.label for launch in launches)
-    problem, before = 0, "ours"
-    for launch in launches:
-        if labelled:
-            place = launch.label
-        else:
-            contender = "ours" if "cutlass_sk" in launch.kernel else "cublas"
-            problem, before = problem + (before == "cublas" and contender == "ours"), contender
-            place = problem, contender
-        if place is not None:
-            groups.setdefault(place, []).append(launch)
-    return groups
+    groups: dict[Place, list[Launch]] = {}
+    if any(launch.label for launch in launches):
+        for launch in launches:
+            if launch.label is not None:
+                groups.setdefault(launch.label, []).append(launch)
+        return groups
+    stretches = [(name, list(group)) for name, group in groupby(launches, _contender)]
+    places = _every(stretches, problems) if launched is None else list(launched)
+    names = [name for _, name in places]
+    if names[: len(stretches)] != [name for name, _ in stretches] or any(a == b for a, b in pairwise(names)):
+        raise NcuError(
+            f"the launches in ncu's CSV have no NVTX labels, and their order does not tell whose they are, as where some failed "
+            f"or were cut off ({len(stretches)} groups for {problems} problems); profile again with an ncu that records --nvtx"
+        )
+    return {place: group for place, (_, group) in zip(places, stretches, strict=False)}
+
+
+def _contender(launch: Launch) -> str:
+    """Our kernels say whose they are."""
+    return "ours" if "cutlass_sk" in launch.kernel else "cublas"
+
+
+def _every(stretches: Sequence[tuple[str, list[Launch]]], problems: int) -> list[Place]:
+    """Ours, then cuBLAS, problem after problem, if there is a stretch of ours for each problem: then none is missing between them.
+    Empty otherwise."""
+    if sum(name == "ours" for name, _ in stretches) != problems:
+        return []
+    return [(problem, name) for problem in range(problems) for name in ("ours", "cublas")]
 
 
 def together(launches: Sequence[Launch]) -> Metrics:

@@ -30,10 +30,11 @@ from cutlass_sk.ensemble.candidates import candidates, identity
 from cutlass_sk.ensemble.corpus import Problem, paper
 from cutlass_sk.ensemble.planner_report import DTYPES
 from cutlass_sk.ensemble.records import Log, RecordError, Row, compact, key, read
+from cutlass_sk.errors import WriteError
 from cutlass_sk.generator.spec import KernelSpec, Layout, at_all_widths
 from cutlass_sk.options import Options
 from cutlass_sk.plan import Plan
-from cutlass_sk.provenance import provenance, save
+from cutlass_sk.provenance import output_argument, provenance, save
 
 COUNT, SEED, ORDER_SEED = 2000, 81, 82
 AGAIN_EVERY, ISOLATED_EVERY, EXHAUSTIVE_EVERY = 8, 5, 10
@@ -376,9 +377,11 @@ def goal(text: str) -> tuple[str, float]:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    made.add_argument("-o", "--output", type=Path, help="the JSON to write; a compact copy of the records goes beside it")
     made.add_argument(
-        "--records", type=Path, help="the .jsonl file that rows are appended to; rows it holds are not measured again"
+        "-o", "--output", type=output_argument, help="the JSON to write; a compact copy of the records goes beside it"
+    )
+    made.add_argument(
+        "--records", type=output_argument, help="the .jsonl file that rows are appended to; rows it holds are not measured again"
     )
     made.add_argument(
         "--report", type=Path, nargs="+", metavar="RECORDS", help="compute from records, .jsonl or .gz; measure nothing"
@@ -433,7 +436,7 @@ def main(arguments: list[str] | None = None) -> int:
         with Log(options.records) as log:
             measure_all(options, log)
         finish(read(options.records), options.output, options.details)
-    except RecordError as error:
+    except (RecordError, WriteError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

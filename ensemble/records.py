@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from cutlass_sk.errors import reason
+from cutlass_sk.provenance import output_file
 
 Row = dict[str, Any]
 Key = tuple[str, str, int, int, int]
@@ -27,8 +31,8 @@ def read(path: Path) -> list[Row]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = data.decode().split("\n")
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise RecordError(f"{path} cannot be read: {reason(error)}; give records of planner_sweep, .jsonl or .jsonl.gz") from error
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -57,11 +61,10 @@ class Log:
     def __init__(self, path: Path) -> None:
         if path.suffix == ".gz":
             raise RecordError(f"{path} is compressed and cannot be appended to; unpack it, or name a new .jsonl file")
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.rows = read(path) if path.exists() else []
         if path.exists() and not path.read_bytes().endswith(b"\n"):
             _drop_last_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = output_file(path).open("a", encoding="utf-8")
 
     def append(self, row: Row) -> None:
         self._file.write(json.dumps(row, separators=(",", ":")) + "\n")

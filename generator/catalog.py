@@ -30,7 +30,7 @@ SM90_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, bool]
 )
 """(tile_m, narrowest, widest), cluster, schedule and whether swapped, of the 16-bit kernels on Hopper, tile_k 64: each takes every
 tile_n from narrowest to widest in steps of 32. The first is the best single kernel, and each further one adds most to those before
-it (results/NOTES.md)."""
+it (results/h200/kernel_set_widths.json)."""
 
 FP64_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int], ...] = (
     ((64, 64, 16), (1, 1), "pingpong", 12),

@@ -312,7 +312,7 @@ def test_fit_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch
     status, _, errors = run("--from-records", str(source))
     assert status == 2 and "-o FILE" in errors
     status, _, errors = run("--from-records", str(tmp_path / "none"), "-o", str(target))
-    assert status == 2 and "cannot be read" in errors
+    assert status == 2 and "cannot be read: No such file or directory; records" in errors
     status, text, _ = run("--from-records", str(source), "-o", str(target))
     assert status == 0 and "held out" in text
     made = Calibration.from_json(target.read_text(), str(target))

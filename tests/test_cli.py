@@ -89,8 +89,11 @@ def test_forced_data_parallel_is_compared_with_stream_k(cutlass_sk: CommandLine)
     ("arguments", "message"),
     [
         (("plan", "0", "1", "1"), "m=0 must be a whole number"),
-        (("plan", "8", "8", "8", "--device", "a1000"), "device='a1000' is no preset"),
-        (("plan", "8", "8", "8", "--splits", "2", "--decomposition", "data_parallel"), "splits=2 belongs to"),
+        (("plan", "8", "8", "8", "--device", "a1000"), "--device a1000 is no preset"),
+        (
+            ("plan", "8", "8", "8", "--splits", "2", "--decomposition", "data_parallel"),
+            "--splits 2 belongs to --decomposition split_k",
+        ),
         (
             ("plan", "8", "8", "8", "--dtype", "float64", "--out-dtype", "float32"),
             "no kernel is Gemm('float64', out_dtype='float32'); there are",

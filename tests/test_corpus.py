@@ -76,6 +76,16 @@ def test_sweeps_of_other_tiles_and_gpus() -> None:
             corpus.waves(tile, sms)
 
 
+def test_sweeps_hold_nothing_that_could_not_be_read_back() -> None:
+    for make in (corpus.waves, corpus.strong_scaling, corpus.sm):
+        with pytest.raises(
+            CorpusError, match="more than the 274,877,906,944 that a GPU may hold; take a smaller tile or fewer SMs"
+        ):
+            make(sms=100_000_007)
+    with pytest.raises(CorpusError, match="is larger than 2147483647, the most a kernel takes"):
+        corpus.waves((2**31, 1), 4)
+
+
 def test_shards_are_apart_and_complete() -> None:
     whole = corpus.paper(count=1001)
     shards = [whole.shard(index, 4) for index in range(4)]
@@ -140,6 +150,7 @@ def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
         ("m,n,k\n1,2,1e3\n", "line 2: k='1e3' is no whole number"),
         ("m,n,k\n1,1_000,3\n", "line 2: n='1_000' is no whole number"),
         ("m,n,k\n1,2\n", "line 2: k is missing"),
+        ("m,n,k\n1,2,3\n1,2,3,4,5\n", "line 3: '4', '5' beyond the last column"),
         ("m,n,k\n1,,2\n", "line 2: n is missing; give a whole number"),
         ("m,n,k\n2147483648,1,1\n", "line 2: m=2147483648 is larger than 2147483647, the most a kernel takes"),
         ("m,n,k\n1,1," + "9" * 5000 + "\n", "is larger than 2147483647"),
@@ -203,6 +214,22 @@ def test_the_command_names_sums_up_lists_and_writes(
     assert (summary["waves"]["least"], summary["waves"]["most"]) == (0.5, 13 / 4)
 
 
+def test_nothing_that_was_asked_for_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = corpus.waves(sms=4)
+    status, text, _ = run(monkeypatch, capsys, "waves", "--sms", "4", "--list", "--json")
+    assert status == 0 and tuple(Problem(**entry) for entry in json.loads(text)) == whole.problems
+    assert cli_output(monkeypatch, capsys, "paper/raw", "40").count(DIGESTS["paper/raw"]) == 1
+
+
+def cli_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, columns: str) -> str:
+    """What ``cutlass-sk corpus`` prints on a terminal so wide."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "argv", ["cutlass-sk", "corpus", name])
+    with pytest.raises(SystemExit):
+        cli.main()
+    return capsys.readouterr().out
+
+
 def test_the_command_s_errors_are_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +243,12 @@ def test_the_command_s_errors_are_messages(
         (("sm", "--tile", "0x128"), "tile=0x128, sms=132: give a tile of 1x1"),
         (("paper", "--tile", "0x128"), "tile=0x128"),
         (("sm", "--sms", "0"), "--sms"),
-        (("sm", "--csv", "/dev/null/out.csv"), "--csv /dev/null/out.csv cannot be written"),
+        (("sm", "--csv", "/dev/null/out.csv"), "/dev/null/out.csv cannot be written: /dev/null is no folder"),
+        (("--csv", str(tmp_path / "b.csv")), "NAME is needed"),
+        (("--list",), "NAME is needed"),
+        (("--summary", "--json"), "NAME is needed"),
+        (("waves", "--list", "--summary"), "--list prints problems alone"),
+        (("waves", "--sms", "100000007", "--csv", str(tmp_path / "w.csv")), "that a GPU may hold"),
     ):
         status, _, errors = run(monkeypatch, capsys, *arguments)
         assert status == 2 and message in " ".join(errors.split()) and "Traceback" not in errors, arguments

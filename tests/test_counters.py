@@ -118,8 +118,28 @@ def test_numbers() -> None:
 
 
 def test_without_nvtx_labels_the_order_tells() -> None:
-    labelled, plain = ncu.by_contender(ncu.parse(raw())), ncu.by_contender(ncu.parse(raw(labels=False)))
-    assert {place: len(found) for place, found in plain.items()} == {place: len(found) for place, found in labelled.items()}
+    labelled = ncu.by_contender(ncu.parse(raw()))
+    for launched in (None, list(labelled)):
+        plain = ncu.by_contender(ncu.parse(raw(labels=False)), 2, launched)
+        assert {place: len(found) for place, found in plain.items()} == {place: len(found) for place, found in labelled.items()}
+    cut = ncu.parse(raw(labels=False))[:-1]
+    assert list(ncu.by_contender(cut, 2)) == [(0, "ours"), (0, "cublas"), (1, "ours")]
+
+
+def test_without_nvtx_labels_failures_are_known_or_refused() -> None:
+    plain = ncu.parse(raw(labels=False))
+    for problems in (1, 3):  # two were profiled: of three, which one failed?
+        with pytest.raises(ncu.NcuError, match="no NVTX labels"):
+            ncu.by_contender(plain, problems)
+    known = [(0, "ours"), (0, "cublas"), (2, "ours"), (2, "cublas")]
+    assert list(ncu.by_contender(plain, 3, known)) == known
+    for other in (known[:3], [(0, "ours"), (1, "ours"), (1, "cublas"), (2, "cublas")], known[1:]):
+        with pytest.raises(ncu.NcuError, match="profile again"):
+            ncu.by_contender(plain, 3, other)
+    made = manifest()
+    for entry, names in zip(made["problems"], (["ours", "cublas"], [], ["ours", "cublas"]), strict=True):
+        entry["profiled"] = names
+    assert [row["m"] for row in counters_report.problems(made, plain)] == [7200, 640]
 
 
 def test_the_kernels_of_one_product_are_added_up() -> None:
@@ -216,12 +236,78 @@ def test_without_ncu_there_is_one_sentence(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--shape", "12x13"], ["--shape", "0x1x1"], ["--worst", "3", "-o", "x"], ["--from-csv", "x"], ["--shape", "8x8x8"]],
+    [
+        ["--shape", "12x13"],
+        ["--shape", "0x1x1"],
+        ["--worst", "3", "-o", "x"],
+        ["--from-csv", "x"],
+        ["--shape", "8x8x8"],
+        *(["--dry-run", "--shape", "8x8x8", f"--budget-seconds={text}"] for text in ("nan", "inf", "-1", "0", "soon")),
+        *(["--from-csv", "x", "--manifest", "y", *more] for more in (["--dry-run"], ["--shape", "8x8x8"], ["--worst", "2"])),
+        ["--from-csv", "x", "--manifest", "y", "--records", "z"],
+        ["--shape", "8x8x8", "--dry-run", "-o", "/nowhere/at/all.json"],
+    ],
 )
-def test_bad_options_are_refused(arguments: list[str]) -> None:
+def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         counters.main(arguments)
-    assert stopped.value.code == 2
+    assert stopped.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]", "provenance is missing"),
+        (b"{}", "provenance is missing"),
+        (b"\xff\xfe{}", "cannot be read"),
+        (b"{", "cannot be read"),
+        (b'{"provenance": {}, "dtype": "int8", "layouts": [], "problems": []}', "dtype is missing"),
+        (b'{"provenance": {}, "dtype": "float16", "layouts": [], "problems": [3]}', "problems[0].m is missing"),
+        (None, "cannot be read: No such file or directory;"),
+    ],
+)
+def test_a_manifest_that_is_none_is_one_sentence(
+    content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.csv").write_text(raw())
+    if content is not None:
+        (tmp_path / "m.json").write_bytes(content)
+    assert counters.main(["--from-csv", str(tmp_path / "c.csv"), "--manifest", str(tmp_path / "m.json")]) == 2
+    said = capsys.readouterr().err
+    assert message in said and str(tmp_path / "m.json") in said and said.count("\n") == 1
+
+
+GOOD = {
+    "part": "main",
+    "dtype": "float16",
+    "m": 8,
+    "n": 8,
+    "k": 8,
+    "set": {"us": 2.0, "kernel": "k", "grid": 1},
+    "cublas": {"us": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.jsonl.gz", records.compact([GOOD] * 50)[:20] + b"\x00\xff\xff" * 20, "cannot be read"),
+        ("r.jsonl.gz", records.compact([GOOD])[:-9], "cannot be read"),
+        ("r.jsonl.gz", b"plain", "cannot be read"),
+        ("r.jsonl", b'{"m": 1}\n', "record 1: part is missing"),
+        ("r.jsonl", json.dumps({**GOOD, "set": {"us": 1.0}}).encode() + b"\n", "record 1: set.kernel is missing"),
+        ("r.jsonl", json.dumps({**GOOD, "m": None}).encode() + b"\n", "record 1: m is missing"),
+        ("absent.jsonl", None, "cannot be read: No such file or directory;"),
+    ],
+)
+def test_records_that_are_none_are_one_sentence(
+    name: str, content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert counters.main(["--dry-run", "--worst", "1", "--records", str(tmp_path / name)]) == 2
+    said = capsys.readouterr().err
+    assert message in said and str(tmp_path / name) in said and said.count("\n") == 1
 
 
 def test_a_csv_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +375,7 @@ def test_both_contenders_multiply_the_same_operands() -> None:
 
 
 def test_the_child_launches_twice_and_goes_on_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     done: list[str] = []
     cuda = counters.torch.cuda
@@ -308,7 +394,9 @@ def test_the_child_launches_twice_and_goes_on_after_a_failure(
         return {"ours": launch}
 
     monkeypatch.setattr(counters, "contenders", made)
-    counters.launch_all(manifest(), counters.time() + 60)
+    made_of, path = manifest(), tmp_path / "m.json"
+    counters.launch_all(made_of, counters.time() + 60, path)
+    assert [entry["profiled"] for entry in json.loads(path.read_text())["problems"]] == [[], ["ours"], ["ours"]]
     once = ("launch", "{}", "start", "launch", "stop", "pop")
     assert done == [word.format(f"cutlass_sk/{number}/ours") for number in range(3) for word in once]
     said = capsys.readouterr().out

@@ -102,6 +102,7 @@ def test_the_noise_is_how_far_cublas_is_from_itself() -> None:
 
 def test_the_command_writes_a_record_its_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times, sizes, output = tmp_path / "times.jsonl", tmp_path / "sizes.json", tmp_path / "out" / "kernel_set.json"
+    output.parent.mkdir()
     times.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     sizes.write_text(json.dumps({"even": 1000, "large": 20, "small": 10}))
     arguments = [str(times), "-o", str(output), "--bytes", str(sizes), "--commit", "abc", "--gpu", "a GPU"]

@@ -14,8 +14,9 @@ from cutlass_sk import Gemm
 from cutlass_sk.cli.size import cubin_bytes, cuobjdump, device_code_bytes, usage
 from cutlass_sk.ensemble import cli, installed, library_size, oracle
 from cutlass_sk.ensemble.installed import measured
-from cutlass_sk.ensemble.library_size import BINARY_TARGET, Library, Point, Request, SizeError
+from cutlass_sk.ensemble.library_size import BINARY_TARGET, Library, Point, Request
 from cutlass_sk.ensemble.manifest import manifest
+from cutlass_sk.ensemble.size_records import SizeError, read_candidates, read_times
 from cutlass_sk.errors import DtypeError, ToolchainError
 from cutlass_sk.generator import families
 from cutlass_sk.generator.catalog import DTYPES
@@ -151,6 +152,14 @@ def test_the_manifest_is_plausible(dtype: str, out_dtype: str) -> None:
     assert made.by_generation[90] > 50 and made.by_generation[80] > 50
 
 
+def test_the_manifest_is_counted_for_the_layout_shown() -> None:
+    made = manifest("float64", "float64", "tn", "d1684gemm")
+    found = library_size.counted(Request("float64", "float64", "tn", "d1684gemm"))
+    assert found.kernels == made.in_layout == 13 and "52 in all layouts" in found.note
+    nothing = library_size.counted(replace(HALF, kernels="zzz"))
+    assert nothing.kernels == 0 and "nothing matches" in nothing.note
+
+
 def test_manifests_of_other_types_are_refused() -> None:
     with pytest.raises(DtypeError, match="no kernel is float64 -> float16"):
         manifest("float64", "float16")
@@ -214,17 +223,22 @@ def test_the_long_record_goes_on_from_the_short_one() -> None:
 
 def test_a_small_curve_by_hand() -> None:
     record = {
-        "bytes": {"x_f16_f16_b": 30, "x_f16_f16_a": 30, "x_f16_f16_c": 20, "x_f16_f16_d": 50, "x_f16_f32_e": 1},
+        "bytes": {
+            **{"x_f16_f16_b_tn": 30, "x_f16_f16_a_tn": 30, "x_f16_f16_c_tn": 20, "x_f16_f16_d_tn": 50},
+            **{"x_f16_f32_e_tn": 1, "x_f16_f16_d_nn": 70},
+        },
         "curves": {
-            "data_parallel": {"curve": [{"kernel": "x_f16_f16_d", "geomean": 0.5}, {"kernel": "x_f16_f32_e", "geomean": 9.0}]}
+            "data_parallel": {"curve": [{"kernel": "x_f16_f16_d_tn", "geomean": 0.5}, {"kernel": "x_f16_f32_e_tn", "geomean": 9.0}]}
         },
     }
     assert library_size.curve(record, HALF) == [
-        Point(1, "x_f16_f16_d", 50, 0.5),
-        Point(2, "x_f16_f16_c", 70, None),
-        Point(3, "x_f16_f16_a", 100, None),
-        Point(4, "x_f16_f16_b", 130, None),
+        Point(1, "x_f16_f16_d_tn", 50, 0.5),
+        Point(2, "x_f16_f16_c_tn", 70, None),
+        Point(3, "x_f16_f16_a_tn", 100, None),
+        Point(4, "x_f16_f16_b_tn", 130, None),
     ]
+    assert library_size.curve(record, replace(HALF, layout="nn")) == [Point(1, "x_f16_f16_d_nn", 70, None)]
+    assert library_size.recorded_layouts(record, HALF) == ["nn", "tn"]
 
 
 def test_performance_is_taken_from_a_record_of_the_same_kernels() -> None:
@@ -234,8 +248,8 @@ def test_performance_is_taken_from_a_record_of_the_same_kernels() -> None:
     assert (timed.vs_cublas, timed.code_bytes) == (entry["set_vs_cublas"]["geomean"], entry["bytes"])
     assert timed.vs_cublas_per_mb == pytest.approx(entry["set_vs_cublas"]["geomean"] / (entry["bytes"] / 1e6))
     assert timed.bytes_per_kernel == entry["bytes"] / 8
-    # Of another layout the times count, the bytes do not.
-    assert library_size.with_performance(whole, PLANNER, replace(HALF, layout="tt")).code_bytes is None
+    apart = library_size.with_performance(whole, PLANNER, replace(HALF, layout="nn"))
+    assert apart == replace(whole, note="times are recorded for tn")
     altered = {"float16": {**entry, "kernels": entry["kernels"][1:]}}
     other = library_size.with_performance(whole, altered, HALF)
     assert other.vs_cublas is None and "of other kernels" in other.note
@@ -246,11 +260,16 @@ def test_performance_is_taken_from_a_record_of_the_same_kernels() -> None:
 def test_recorded_bytes_stand_in_for_kernels_that_are_not_built() -> None:
     first = Gemm("float16", device="h200", kernels=1).kernels[0].with_layouts("t", "n")
     unbuilt = Library("single", "", 1, "stream_k", missing=1, note="1 not built")
-    found = library_size.with_recorded_bytes(unbuilt, KERNEL_SET, HALF)
-    assert found.code_bytes == KERNEL_SET["bytes"][first.name] and found.note == "bytes as recorded; 1 not built"
-    assert library_size.with_recorded_bytes(unbuilt, KERNEL_SET, DOUBLE) == unbuilt
+    of_widths = json.loads((ROOT / "results/h200/kernel_set_widths.json").read_text())
+    found = library_size.with_recorded_bytes(unbuilt, of_widths, HALF)
+    assert found.code_bytes == of_widths["bytes"][first.name] and found.note == "bytes as recorded; 1 not built"
+    assert (
+        library_size.with_recorded_bytes(unbuilt, of_widths, DOUBLE)
+        == library_size.with_recorded_bytes(unbuilt, {}, HALF)
+        == unbuilt
+    )
     built = replace(unbuilt, missing=0, code_bytes=7)
-    assert library_size.with_recorded_bytes(built, KERNEL_SET, HALF) == built
+    assert library_size.with_recorded_bytes(built, of_widths, HALF) == built
 
 
 def _results(name: str) -> str:
@@ -267,7 +286,8 @@ def _results(name: str) -> str:
         (("--performance", "absent.json"), "absent.json cannot be read"),
         (("--performance", _results("kernel_set.json")), "it has no 'float16'"),
         (("--curve", _results("planner.json")), "it has no 'curves'"),
-        (("--library", "cublas", "-o", "/dev/null/size.json"), "--output /dev/null/size.json cannot be written"),
+        (("--library", "cublas", "-o", "/dev/null/size.json"), "/dev/null/size.json cannot be written: /dev/null is no folder"),
+        (("--library", "cublas", "-o", "/nowhere/size.json"), "name a file in a folder that exists"),
     ],
 )
 def test_errors_are_messages(
@@ -282,7 +302,52 @@ def test_records_that_are_none(content: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(content)
     with pytest.raises(SizeError, match=r"record\.json"):
-        library_size.read_record(path, "curves")
+        read_candidates(path)
+    with pytest.raises(SizeError, match=r"record\.json"):
+        read_times(path, "float16")
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        ({"float16": []}, "float16 is missing"),
+        ({"float16": {"kernels": None}}, "float16.set_vs_cublas is missing"),
+        ({"float16": {"set_vs_cublas": {"geomean": 1.0}, "kernels": None}}, "float16.kernels is missing"),
+        ({"float16": {"set_vs_cublas": {"geomean": 1.0}, "kernels": []}}, "float16.kernels is missing"),
+        ({"float16": {"set_vs_cublas": {"geomean": 1.0}, "kernels": ["k"], "bytes": True}}, "float16.bytes is missing"),
+        ({"float16": {"set_vs_cublas": {}}}, "float16.set_vs_cublas.geomean is missing"),
+        ({"float16": {"set_vs_cublas": 3}}, "float16.set_vs_cublas is missing"),
+        ({"curves": []}, "curves is missing"),
+        ({"curves": {}, "bytes": [1]}, "bytes is missing"),
+        ({"curves": {}, "bytes": {"k": "1"}}, "bytes.k is missing"),
+        ({"curves": {"data_parallel": []}}, "curves.data_parallel is missing"),
+        ({"curves": {"data_parallel": {}}}, "curves.data_parallel.curve is missing"),
+        ({"curves": {"data_parallel": {"curve": [3]}}}, "curves.data_parallel.curve[0] is missing"),
+        ({"curves": {"data_parallel": {"curve": [{"geomean": 1}]}}}, "curves.data_parallel.curve[0].kernel is missing"),
+        ({"curves": {"data_parallel": {"curve": [{"kernel": "k"}]}}}, "curves.data_parallel.curve[0].geomean is missing"),
+    ],
+)
+def test_records_of_another_form_are_one_error(
+    content: dict[str, Any], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(content))
+    option = "--curve" if "curves" in content else "--performance"
+    status, text, errors = run(monkeypatch, capsys, "--library", "set", option, str(path))
+    assert (status, text) == (2, "") and errors.startswith(f"error: {path} is no such record: {missing}")
+
+
+def test_nothing_that_was_recorded_for_another_layout_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = ("--performance", _results("planner.json"), "--curve", _results("kernel_set.json"))
+    names = ("--library", "set", "--library", "ensemble")
+    status, text, _ = run(monkeypatch, capsys, "--layout", "nn", *recorded, *names, "--json")
+    libraries = json.loads(text)["libraries"]
+    assert status == 0 and json.loads(text)["curve"] == []
+    assert libraries["set"]["vs_cublas"] is None and "recorded for tn" in libraries["set"]["note"]
+    assert libraries["ensemble"]["code_bytes"] is libraries["ensemble"]["vs_cublas"] is None
+    assert libraries["ensemble"]["note"] == "recorded for tn"
 
 
 def test_the_headline_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

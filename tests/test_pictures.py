@@ -37,6 +37,17 @@ def boxes(path: Path) -> dict[str, Box]:
     return found
 
 
+def curves(path: Path) -> dict[str, tuple[float, ...]]:
+    """The coordinates of every curve of a picture, and of every mark of a minimum."""
+    found: dict[str, tuple[float, ...]] = {}
+    for group in ElementTree.parse(path).iter(f"{SVG}g"):
+        if (name := group.get("id", "")).startswith("curve-"):
+            found[name] = tuple(map(float, re.findall(r"-?[\d.]+", next(group.iter(f"{SVG}path")).get("d", ""))))
+        elif name.startswith("minimum-"):
+            found[name] = tuple(float(mark.get(axis, "nan")) for mark in group.iter(f"{SVG}use") for axis in ("x", "y"))
+    return found
+
+
 def drawn(cutlass_sk: CommandLine, path: Path, *arguments: str) -> dict[str, Box]:
     assert cutlass_sk("schedule", *arguments, "-o", str(path)) == (0, "", "")
     return boxes(path)
@@ -110,9 +121,18 @@ def test_the_drawn_figures_are_those_in_docs(cutlass_sk: CommandLine, tmp_path: 
     kept = DOCS / f"figure-{figure}.svg"
     assert first == second
     if first != kept.read_bytes():
-        assert boxes(paths[0]).keys() == boxes(kept).keys()
-        for name, box in boxes(kept).items():
-            assert boxes(paths[0])[name] == pytest.approx(box, abs=0.01)
+        pieces = curves if figure == "8" else boxes
+        assert pieces(kept) and pieces(paths[0]).keys() == pieces(kept).keys()
+        for name, numbers in pieces(kept).items():
+            assert pieces(paths[0])[name] == pytest.approx(numbers, abs=0.01)
+
+
+def test_another_curve_is_told_from_the_drawn_one(cutlass_sk: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "other.svg"
+    assert cutlass_sk("model", "--device", "h100", "-o", str(path))[0] == 0
+    drawn, other = curves(DOCS / "figure-8.svg"), curves(path)
+    assert len(drawn) == 6 and drawn.keys() != other.keys()
+    assert drawn["curve-0"] != pytest.approx(other["curve-0"], abs=0.01)
 
 
 def test_the_users_own_style_does_not_matter(cutlass_sk: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +176,27 @@ def test_the_figures_are_listed(cutlass_sk: CommandLine) -> None:
     assert status == 0 and re.findall(r"^│ (\w+) +│", text, re.MULTILINE) == list(FIGURES)
 
 
+@pytest.mark.parametrize(
+    ("size", "shared"),
+    [
+        (("1536", "1024", "512"), "8 of them in Stream-K shares, none cut"),
+        (("896", "384", "512"), "5 of them in Stream-K shares, 3 cut"),
+    ],
+)
+def test_tiles_that_are_cut_are_told_from_those_in_shares(cutlass_sk: CommandLine, size: tuple[str, ...], shared: str) -> None:
+    options = ("--decomposition", "stream_k", "--sms", "8" if size[0] == "1536" else "4")
+    status, text, _ = cutlass_sk("schedule", *size, *options)
+    assert status == 0 and shared in text
+
+
+def test_stores_are_marked_at_the_end_of_their_box(cutlass_sk: CommandLine, tmp_path: Path) -> None:
+    found = drawn(cutlass_sk, path := tmp_path / "3c.svg", "--figure", "3c")
+    groups = {group.get("id"): group for group in ElementTree.parse(path).iter(f"{SVG}g")}
+    for unit, box in enumerate(("mac-sm0-cta0-tile1-k0-8", "mac-sm1-cta1-tile2-k0-16", "mac-sm2-cta2-tile3-k0-24")):
+        (mark,) = groups[f"store-tile{unit + 1}-unit{unit}"].iter(f"{SVG}use")
+        assert float(mark.get("x", 0)) == pytest.approx(found[box][2], abs=0.01)
+
+
 def test_png(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "1a.png"
     assert cutlass_sk("schedule", "--figure", "1a", "-o", str(path)) == (0, "", "")
@@ -178,13 +219,21 @@ def test_colors_differ_for_as_many_tiles_as_the_figures_have() -> None:
         (("schedule", "8", "8"), "M, N and K are needed"),
         (("schedule", "8", "8", "8", "-o", "x.gif"), "'x.gif' must end in .svg or .png"),
         (("schedule", "0", "8", "8"), "error: m=0 must be a whole number"),
-        (("schedule", "8", "8", "8", "--sk-units", "2"), "error: sk_units=2 belongs to decomposition='stream_k'"),
-        (("schedule", "8", "8", "8", "--hybrid", "none"), "error: hybrid='none' says what stream_k shares"),
+        (("schedule", "8", "8", "8", "--sk-units", "2"), "error: --sk-units 2 belongs to --decomposition stream_k\n"),
+        (
+            ("schedule", "8", "8", "8", "--hybrid", "none"),
+            "error: --hybrid none says what stream_k shares; use --decomposition stream_k, without --sk-tiles",
+        ),
         (("schedule", "1000000", "1000000", "64"), "too many to draw"),
         (("schedule", "8", "8", "8", "-o", "/nowhere/at/all.svg"), "error: /nowhere/at/all.svg cannot be written"),
+        (("schedule", "8", "8", "8", "-o", "/nowhere/at/all.svg"), "name a file in a folder that exists"),
+        (
+            ("schedule", "8", "8", "8", "--splits", "2", "--decomposition", "stream_k"),
+            "--splits 2 belongs to --decomposition split_k",
+        ),
         (("model", "8", "8"), "M, N and K are needed"),
         (("model", "8", "8", "0"), "error: k=0 must be a whole number"),
-        (("model", "--device", "a1000"), "error: device='a1000' is no preset"),
+        (("model", "--device", "a1000"), "error: --device a1000 is no preset"),
         (("model", "-o", "picture"), "'picture' must end in .svg or .png"),
     ],
 )

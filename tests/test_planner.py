@@ -260,7 +260,7 @@ ILLEGAL: list[tuple[dict[str, Any], str]] = [
     ({"raster_order": "diagonal"}, "raster_order='diagonal' is not known; use one of 'along_m', 'along_n'"),
     ({"splits": 2, "decomposition": "stream_k"}, "splits=2 belongs to decomposition='split_k', not 'stream_k'"),
     ({"splits": 2, "decomposition": "data_parallel"}, "splits=2 belongs to decomposition='split_k', not 'data_parallel'"),
-    ({"sk_tiles": 3}, "sk_tiles=3 belongs to decomposition='stream_k', not None"),
+    ({"sk_tiles": 3}, "sk_tiles=3 belongs to decomposition='stream_k'"),
     ({"sk_tiles": 3, "decomposition": "split_k"}, "sk_tiles=3 belongs to decomposition='stream_k', not 'split_k'"),
     ({"sk_units": 4, "decomposition": "data_parallel"}, "sk_units=4 belongs to decomposition='stream_k', not 'data_parallel'"),
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..device import Device
-from ..errors import CalibrationError
+from ..errors import CalibrationError, reason
 from ..generator.catalog import DTYPES, GENERATIONS, families
 from ..generator.spec import KernelSpec, at_all_widths
 from ..model import Load
@@ -68,7 +68,9 @@ def read(path: Path) -> list[Record]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(f"{path} cannot be read: {error}; records are written by cutlass-sk calibrate --records") from None
+        raise CalibrationError(
+            f"{path} cannot be read: {reason(error)}; records are written by cutlass-sk calibrate --records"
+        ) from None
     records, known = [], catalogue()
     types: dict[str, Any] = {
         field.name: {"int": int, "float": (int, float), "str": str}[str(field.type)] for field in fields(Record)

@@ -17,12 +17,12 @@ from ..calibration import Calibration, measure, records
 from ..calibration.fit import Fit, combined, fit
 from ..calibration.records import Record
 from ..device import PRESETS, Device, real, resolve
-from ..errors import CalibrationError, DeviceError
+from ..errors import CalibrationError, DeviceError, WriteError
 from ..generator.catalog import DTYPES, families
 from ..generator.spec import KernelSpec, at_all_widths, binaries_of
 from ..jit.build import build
 from ..provenance import provenance, save
-from .options import Dtype
+from .options import Dtype, written_path
 
 HELD_OUT = "fitted to three quarters of the shapes, judged on the others"
 
@@ -33,10 +33,14 @@ def calibrate(
     shapes: Annotated[int, typer.Option("--shapes", min=1, help="At most so many shapes for each pair of dtypes.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the shapes.")] = measure.SEED,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The calibration to write.  \\[default: your own for this GPU]")
+        Path | None,
+        typer.Option(
+            *("--output", "-o"), callback=written_path, help="The calibration to write.  \\[default: your own for this GPU]"
+        ),
     ] = None,
     kept: Annotated[
-        Path | None, typer.Option("--records", help="Append what is measured to this file, and skip what is in it.")
+        Path | None,
+        typer.Option("--records", callback=written_path, help="Append what is measured to this file, and skip what is in it."),
     ] = None,
     from_records: Annotated[Path | None, typer.Option("--from-records", help="Fit this file's records; needs no GPU.")] = None,
     device: Annotated[str, typer.Option("--device", help="With --from-records: the GPU that they are of.")] = "h200",
@@ -69,12 +73,22 @@ def calibrate(
     console.print(_table(fits))
     if dry_run:
         return
-    path = output or calibration.own_path(target)
+    path = output or _own_path(target)
     made = combined(target, fits, _provenance(found, fits, seed, from_records))
     save(path, _completed(made, target).to_json())
     console.print(f"written to {path}", soft_wrap=True)
     if output is not None and from_records is None:
         console.print(f"plan with it by CUTLASS_SK_CALIBRATION={path.resolve()}", soft_wrap=True)
+
+
+def _own_path(device: Device) -> Path:
+    """Where the user's own calibration goes, with a folder for it."""
+    path = calibration.own_path(device)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written: {error.strerror}; -o FILE says where else it may go") from None
+    return path
 
 
 def _kernels(pair: tuple[str, str], device: Device) -> list[KernelSpec]:

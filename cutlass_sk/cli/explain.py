@@ -17,7 +17,7 @@ from ..explain import BOUNDS, Candidate, Explanation
 from ..gemm import Gemm
 from ..jit.build import build
 from ..timing import buffer_sets, time_us
-from .options import DtypeOption, GenerationOption, K, LayoutOption, Layouts, M, N, OutDtypeOption
+from .options import DtypeOption, GenerationOption, K, LayoutOption, Layouts, M, N, OutDtypeOption, option_names
 from .plan import DeviceOption
 from .planned import layouts
 
@@ -41,9 +41,10 @@ def explain(
         raise DeviceError("--measure times candidates on a CUDA GPU, and there is none; leave it out to see what is predicted")
     if measure and device is not None and not device.startswith("cuda"):
         raise DeviceError(f"--measure times on the GPU here, not on device={device!r}; leave --device out")
-    gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, device=device)
     layout_a, layout_b = layouts(layout)
-    explanation = gemm.explain(m, n, k, layout_a=layout_a, layout_b=layout_b)
+    with option_names():
+        gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, device=device)
+        explanation = gemm.explain(m, n, k, layout_a=layout_a, layout_b=layout_b)
     shown = explanation.candidates[:top]
     times = _measured(gemm, shown, layout) if measure else None
     console = Console()

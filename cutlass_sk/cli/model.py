@@ -14,7 +14,7 @@ from ..device import resolve
 from ..generator.catalog import families
 from ..model import Constants, best_grid, grid_time_us
 from ..planner import cut_up
-from .options import Dtype, DtypeOption, OptionalK, OptionalM, OptionalN, OutputOption, sizes
+from .options import Dtype, DtypeOption, OptionalK, OptionalM, OptionalN, OutputOption, option_names, sizes
 from .picture import curves_picture, save
 
 FIGURE_8 = ((256, 3584, 8192), (1024, 1024, 1024), (128, 128, 16384))
@@ -77,20 +77,24 @@ def model(
 
 def curve(size: tuple[int, int, int], dtype: Dtype, device: str) -> Curve:
     """The model's curve; PlanError for a size that cannot be, DeviceError for an unknown device."""
-    target = resolve(device)
     (spec,) = families(dtype, dtype, "sm80")
-    work = cut_up(*size, spec, target)
+    with option_names():
+        target = resolve(device)
+        work = cut_up(*size, spec, target)
     return Curve(
         size, spec.family, target.name, work.work_tiles, work.iters_per_tile, target.sms, calibration.constants(spec, target)
     )
 
 
 def curve_table(curve: Curve) -> Table:
-    """The curve at powers of two, at a CTA a tile, at a CTA an SM, and at its minimum."""
+    """The curve at powers of two, at a CTA a tile, at a CTA an SM, and at its minimum.
+
+    Peers are the model's, k-tiles of a tile over those of a CTA: a tile that begins within a share may meet one more.
+    """
     marks = {"a tile a CTA": curve.tiles, "all SMs": curve.sms, "the fastest": curve.best}
     powers = (1 << power for power in range(curve.sms.bit_length()))
     table = Table(title=f"{curve.title}, {curve.kernel} on {curve.device}", title_justify="left")
-    for heading in ("g", "k-tiles a CTA", "peers a tile", "predicted us"):
+    for heading in ("g", "k-tiles a CTA", "peers (model)", "predicted us"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for g in sorted({*powers, *(g for g in marks.values() if g <= curve.sms)}):

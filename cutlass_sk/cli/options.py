@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from ..errors import Error
 from ..generator.spec import Generation
 from ..plan import Decomposition
+from ..provenance import output_file
 
 Dtype = Literal["float16", "bfloat16", "float64"]
 OutDtype = Literal["float16", "bfloat16", "float32", "float64"]
@@ -44,7 +49,12 @@ def picture_path(path: Path | None) -> Path | None:
     """A file name whose suffix says what kind of picture it is."""
     if path is not None and path.suffix not in PICTURES:
         raise typer.BadParameter(f"{str(path)!r} must end in {' or '.join(PICTURES)}, the pictures there are")
-    return path
+    return written_path(path)
+
+
+def written_path(path: Path | None) -> Path | None:
+    """A file in a folder that exists; asked before work is done for it."""
+    return None if path is None else output_file(path)
 
 
 OutputOption = Annotated[
@@ -68,3 +78,28 @@ def sizes(m: int | None, n: int | None, k: int | None) -> tuple[int, int, int]:
     if m is None or n is None or k is None:
         raise typer.BadParameter("M, N and K are needed, all three")
     return m, n, k
+
+
+KEYWORDS = "device|generation|decomposition|splits|sms|hybrid|sk_tiles|sk_units"
+
+
+@contextmanager
+def option_names() -> Iterator[None]:
+    """Errors about keywords of the library, within: in the words of the command line, ``sk_units=2`` as ``--sk-units 2``."""
+    try:
+        yield
+    except Error as error:
+        error.args = (as_options(str(error)),)
+        raise
+
+
+def as_options(text: str) -> str:
+    """Keywords with a value as options; those with None as options that are left out."""
+    text = re.sub(rf"\b({KEYWORDS})=None\b", lambda found: f"without {_option(found[1])}", text)
+    return re.sub(
+        rf"\b({KEYWORDS})=(?:'([^']*)'|(-?\w+))", lambda found: f"{_option(found[1])} {found[2] or found[3] or repr('')}", text
+    )
+
+
+def _option(keyword: str) -> str:
+    return f"--{keyword.replace('_', '-')}"

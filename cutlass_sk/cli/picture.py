@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import provenance
 from ..errors import Error
 from ..timeline import Step, Timeline
 
@@ -45,15 +46,12 @@ INSET = 3.5
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture of the kind that the suffix names; Error where it cannot be written."""
+    """Writes a picture of the kind that the suffix names; WriteError where it cannot be written."""
     data = BytesIO()
     with _style():
         metadata: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(data, format=path.suffix[1:], dpi=DPI, metadata=metadata)
-    try:
-        path.write_bytes(data.getvalue())
-    except OSError as error:
-        raise Error(f"{path} cannot be written: {error.strerror}; -o takes a file in a folder that exists") from None
+    provenance.save(path, data.getvalue())
 
 
 def schedule_picture(timeline: Timeline, title: str) -> Figure:
@@ -223,13 +221,20 @@ class _Drawing:
         """Down or up out of the row, along between rows in a lane that is free there, and into the row of the target."""
         inset = INSET / self.points
         side = -1 if target.sm < source.sm else 1
-        begin, end = source.end - min(3.4 * inset, _half(source)), (target.begin + target.end) / 2
+        begin, end = (
+            source.end,
+            (target.begin + target.end) / 2,
+        )  # the mark is where time says; where arrows meet, they part a little
         if target.begin == target.end:
             end -= min((1 if side > 0 else 2.2) * inset, _half(target))
         lanes = [taken.setdefault((2 * source.sm + side, lane), []) for lane in range(len(LANES))]
-        free = (number for number, spans in enumerate(lanes) if all(to < begin or end < since for since, to in spans))
+        free = (
+            number
+            for number, spans in enumerate(lanes)
+            if all(to < min(begin, end) or max(begin, end) < since for since, to in spans)
+        )
         lane = next(free, 0)
-        lanes[lane].append((begin, end))
+        lanes[lane].append((min(begin, end), max(begin, end)))
         across, out = source.sm + side * 0.5 + LANES[lane], source.sm + side * (0.5 - GAP)
         into = target.sm + (0.5 - GAP) * (1 if target.sm <= source.sm else -1)
         where = f"tile{source.segment.work_tile}-unit{source.segment.unit}"

@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..gemm import Gemm
 from ..generator.spec import Generation, Layout
 from ..plan import Decomposition, Plan
-from .options import Dtype, Layouts, OutDtype
+from .options import Dtype, Layouts, OutDtype, option_names
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ def plan_problem(
     device: str | None = None,
 ) -> Planned:
     """Plans c[m, n] = a[m, k] @ b[k, n] for ``device`` (default: the current GPU, without one an H200)."""
-    gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, device=device)
-    plan = gemm.plan(m, n, k, decomposition=decomposition, splits=splits, sms=sms, tile_n=tile_n)
+    with option_names():
+        gemm = Gemm(dtype, out_dtype=out_dtype, generation=generation, device=device)
+        plan = gemm.plan(m, n, k, decomposition=decomposition, splits=splits, sms=sms, tile_n=tile_n)
     kernel = plan.kernel
     alone, width = Gemm(dtype, out_dtype=out_dtype, device=device, kernels=[kernel]), kernel.tile[1]
     data_parallel = alone.plan(m, n, k, decomposition="data_parallel", sms=sms, tile_n=width)

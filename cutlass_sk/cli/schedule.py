@@ -17,7 +17,7 @@ from ..plan import Decomposition, Plan
 from ..planner import cut_up, make_plan
 from ..timeline import Timeline, timeline
 from .drawing import column_iters, gantt, legend
-from .options import DecompositionOption, OptionalK, OptionalM, OptionalN, OutputOption, SplitsOption, extents, sizes
+from .options import DecompositionOption, OptionalK, OptionalM, OptionalN, OutputOption, SplitsOption, extents, option_names, sizes
 from .picture import save, schedule_picture
 
 Hybrid = Literal["none", "one-tile", "two-tile"]
@@ -48,7 +48,7 @@ class Drawn:
         sk_tiles = self.sk_tiles
         if self.hybrid is not None:
             if self.decomposition != "stream_k" or sk_tiles is not None:
-                raise PlanError(f"hybrid={self.hybrid!r} says what stream_k shares; use decomposition='stream_k', without sk_tiles")
+                raise PlanError(f"hybrid={self.hybrid!r} says what stream_k shares; use decomposition='stream_k', sk_tiles=None")
             tiles = cut_up(*self.size, spec, device).work_tiles
             last = tiles % self.sms or min(tiles, self.sms)
             sk_tiles = {"none": tiles, "one-tile": last, "two-tile": None}[self.hybrid]
@@ -114,7 +114,8 @@ def schedule(
         shape = TILE if tile is None else _tile(tile)
         drawn = Drawn(sizes(m, n, k), shape, sms or SMS, decomposition, splits, hybrid, sk_tiles, sk_units)
         name = ""
-    line = timeline(drawn.plan(), fixup_iters)
+    with option_names():
+        line = timeline(drawn.plan(), fixup_iters)
     title = f"{name or kind(line.plan)}\n{summary(line)}"
     if output is not None:
         save(schedule_picture(line, title), output)
@@ -134,7 +135,9 @@ def kind(plan: Plan) -> str:
 def summary(line: Timeline) -> str:
     """Problem, tiles, SMs and utilisation."""
     plan = line.plan
-    shared = f", {plan.sk_tiles} of them shared" if plan.sk_tiles and plan.dp_tiles else ""
+    shared = (
+        f", {plan.sk_tiles} of them in Stream-K shares, {line.cut_tiles or 'none'} cut" if plan.sk_tiles and plan.dp_tiles else ""
+    )
     return (
         f"{plan.m} x {plan.n} x {plan.k}: {_count(plan.tiles, 'tile')} of {'x'.join(map(str, plan.kernel.tile))}{shared}, "
         f"on {_count(line.sms, 'SM')}: {line.utilisation:.1%} utilisation"

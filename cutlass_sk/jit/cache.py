@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import env
-from ..errors import ToolchainError
+from ..errors import ToolchainError, reason
 from .key import SCHEMA
 
 LIBRARY, SOURCE, METADATA = "kernel.so", "kernel.cu", "entry.json"
@@ -114,7 +114,7 @@ class Cache:
                     break
                 except OSError as error:
                     if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise ToolchainError(f"the kernel cache {self.root} cannot be locked: {error}; {REMEDY}") from error
+                        raise ToolchainError(f"the kernel cache {self.root} cannot be locked: {reason(error)}; {REMEDY}") from error
                 if cancelled.wait(LOCK_POLL_SECONDS):
                     raise Cancelled
             yield
@@ -173,7 +173,7 @@ class Cache:
             directory.mkdir(mode=0o700, exist_ok=True)
             writable = os.access(directory, os.W_OK)
         except OSError as error:
-            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {error}; {REMEDY}") from error
+            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {reason(error)}; {REMEDY}") from error
         if not writable:
             raise ToolchainError(f"the kernel cache {self.root} cannot be written: {directory} is read-only; {REMEDY}")
         return directory

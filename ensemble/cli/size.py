@@ -12,10 +12,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
-from cutlass_sk.cli.options import DtypeOption, JsonOption, Layouts, OutDtypeOption
-from cutlass_sk.ensemble import library_size
+from cutlass_sk.cli.options import DtypeOption, JsonOption, Layouts, OutDtypeOption, written_path
+from cutlass_sk.ensemble import library_size, size_records
 from cutlass_sk.ensemble.library_size import Library, Name, Point, Request
-from cutlass_sk.errors import Error
 from cutlass_sk.provenance import provenance, save
 
 CAPTION = (
@@ -43,24 +42,24 @@ def size(
     build: Annotated[bool, typer.Option("--build", help="Compile the kernels that the cache lacks.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Show each kernel, and each step of the curve.")] = False,
     as_json: JsonOption = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the JSON to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", callback=written_path, help="Write the JSON to this file.")
+    ] = None,
 ) -> None:
     """Library size against kernel count: Stream-K kernels, data-parallel ensembles, CUTLASS's own, cuBLAS. Needs no GPU."""
     request = Request(dtype, out_dtype or dtype, layout or ("tt" if dtype == "float64" else "tn"), kernels)
     names = list(dict.fromkeys(map(_known, libraries or library_size.MEANINGS)))
-    times = None if performance is None else library_size.read_record(performance, request.record_key)
-    candidates = {} if curve is None else library_size.read_record(curve, "curves")
+    times = None if performance is None else size_records.read_times(performance, request.record_key)
+    candidates = {} if curve is None else size_records.read_candidates(curve)
     points = library_size.curve(candidates, request)
-    found = [_library(name, request, build, points, curve) for name in names]
+    ensemble = library_size.grown(points, curve, library_size.recorded_layouts(candidates, request))
+    found = [ensemble if name == "ensemble" else _library(name, request, build) for name in names]
     found = [library_size.with_recorded_bytes(library, candidates, request) for library in found]
     if times is not None:
         found = [library_size.with_performance(library, times, request) for library in found]
     record = _record(request, found, points, performance)
     if output is not None:
-        try:
-            save(output, json.dumps(record, indent=1) + "\n")
-        except OSError as error:
-            raise Error(f"--output {output} cannot be written: {error}; name a file in a folder of yours") from None
+        save(output, json.dumps(record, indent=1) + "\n")
     if as_json:
         print(json.dumps(record, indent=1))
         return
@@ -134,11 +133,9 @@ def curve_table(points: Sequence[Point]) -> Table:
     return made
 
 
-def _library(name: Name, request: Request, build: bool, points: Sequence[Point], curve: Path | None) -> Library:
+def _library(name: Name, request: Request, build: bool) -> Library:
     if name == "manifest":
         return library_size.counted(request)
-    if name == "ensemble":
-        return library_size.grown(points, curve)
     if name in ("cublas", "cublaslt"):
         return library_size.bought(name, lambda text: Console(stderr=True, highlight=False).print(text, soft_wrap=True))
     return library_size.weigh(name, request, build=build)

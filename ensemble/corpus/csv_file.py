@@ -7,16 +7,15 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from .problem import Corpus, CorpusError, Problem
+from cutlass_sk.errors import reason
+
+from .problem import LARGEST_SIZE, Corpus, CorpusError, Problem, check_matrices
 
 SIZES = ("m", "n", "k")
 COLUMNS = ("name", *SIZES, "layout", "dtype", "source", "count")
 LAYOUTS = ("tt", "tn", "nt", "nn", "any")
-LARGEST_SIZE = 2**31 - 1
-"""Sizes are 32-bit numbers in a kernel."""
-LARGEST_MATRIX = 2**38
-"""Elements of an operand or of c: half a TiB in 16 bits, more than a GPU holds."""
 
 
 def from_csv(path: Path) -> Corpus:
@@ -24,7 +23,7 @@ def from_csv(path: Path) -> Corpus:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read: {error}; give a CSV file in UTF-8 with columns m, n, k") from error
+        raise CorpusError(f"{path} cannot be read: {reason(error)}; give a CSV file in UTF-8 with columns m, n, k") from error
     return Corpus(path.stem, tuple(read_csv(text, str(path))))
 
 
@@ -41,7 +40,7 @@ def read_csv(text: str, origin: str) -> Iterator[Problem]:
         empty = True
         for row in reader:
             empty = False
-            yield _problem(row, f"{origin}, line {reader.line_num}")
+            yield _problem(dict(row), f"{origin}, line {reader.line_num}")
     except csv.Error as error:
         raise CorpusError(f"{origin}, line {reader.line_num} is no CSV: {error}; save it as plain text, a problem a line") from None
     if empty:
@@ -68,14 +67,13 @@ def _check_heading(columns: Iterable[str], origin: str) -> None:
         raise CorpusError(f"{origin}, line 1: column {', '.join(twice)} is there twice; leave one")
 
 
-def _problem(row: dict[str, str | None], where: str) -> Problem:
+def _problem(row: dict[str | None, Any], where: str) -> Problem:
+    if surplus := row.get(None):  # where csv puts cells that have no column
+        raise CorpusError(
+            f"{where}: {', '.join(map(repr, surplus))} beyond the last column; write a cell a column, one with a comma in quotes"
+        )
     m, n, k = (_whole(row[column], column, where) for column in SIZES)
-    for operand, elements in ((f"a[{m}, {k}]", m * k), (f"b[{k}, {n}]", k * n), (f"c[{m}, {n}]", m * n)):
-        if elements > LARGEST_MATRIX:
-            raise CorpusError(
-                f"{where}: m={m}, n={n}, k={k}: {operand} has {elements:,} elements, more than the {LARGEST_MATRIX:,} "
-                "that a GPU may hold; give sizes in elements"
-            )
+    check_matrices(m, n, k, where, "give sizes in elements")
     layout = (row.get("layout") or "any").strip()
     if layout not in LAYOUTS:
         raise CorpusError(f"{where}: layout={layout!r} is not one of {', '.join(LAYOUTS)}; leave it empty for any")

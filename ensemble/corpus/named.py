@@ -10,7 +10,7 @@ from random import Random
 from typing import Literal
 
 from .csv_file import from_csv, read_csv
-from .problem import Corpus, CorpusError, Problem
+from .problem import Corpus, CorpusError, Problem, check_matrices
 
 PAPER_COUNT = 32824
 """Problems of the Stream-K paper's corpus (arXiv 2301.03598, section 6)."""
@@ -101,4 +101,6 @@ def check_tiles(tile: tuple[int, int], sms: int) -> None:
 def _of_tiles(count: int, tile: tuple[int, int], k: int) -> Problem:
     """A problem of exactly ``count`` tiles, as nearly square as its divisors allow."""
     rows = max(divisor for divisor in range(1, int(count**0.5) + 1) if count % divisor == 0)
-    return Problem(rows * tile[0], count // rows * tile[1], k, name=f"{count} tiles")
+    m, n = rows * tile[0], count // rows * tile[1]
+    check_matrices(m, n, k, f"{count} tiles of {tile[0]}x{tile[1]}", "take a smaller tile or fewer SMs")
+    return Problem(m, n, k, name=f"{count} tiles")

@@ -13,6 +13,12 @@ class CorpusError(Error, ValueError):
     """A corpus cannot be read or made; the message names the file, the line, the value and the way out."""
 
 
+LARGEST_SIZE = 2**31 - 1
+"""Sizes are 32-bit numbers in a kernel."""
+LARGEST_MATRIX = 2**38
+"""Elements of an operand or of c: half a TiB in 16 bits, more than a GPU holds."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """c[m, n] = a[m, k] @ b[k, n]. ``layout``: a's and b's letters (t row-major, n column-major), or any. ``count``: how often it
@@ -60,3 +66,17 @@ class Corpus:
     def sha256(self) -> str:
         """Digest, in hexadecimal, of the lines "m,n,k": two corpora with the same one hold the same problems in the same order."""
         return sha256("\n".join(f"{p.m},{p.n},{p.k}" for p in self.problems).encode()).hexdigest()
+
+
+def check_matrices(m: int, n: int, k: int, where: str, remedy: str) -> None:
+    """Raises CorpusError, with ``remedy`` at its end, for a problem that no kernel or no GPU takes."""
+    if (largest := max(m, n, k)) > LARGEST_SIZE:
+        raise CorpusError(
+            f"{where}: m={m}, n={n}, k={k}: {largest} is larger than {LARGEST_SIZE}, the most a kernel takes; {remedy}"
+        )
+    for operand, elements in ((f"a[{m}, {k}]", m * k), (f"b[{k}, {n}]", k * n), (f"c[{m}, {n}]", m * n)):
+        if elements > LARGEST_MATRIX:
+            raise CorpusError(
+                f"{where}: m={m}, n={n}, k={k}: {operand} has {elements:,} elements, more than the {LARGEST_MATRIX:,} "
+                f"that a GPU may hold; {remedy}"
+            )

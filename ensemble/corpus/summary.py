@@ -73,7 +73,6 @@ class Summary:
             ("waves", f"{self.waves}  ({self.below_a_wave:.1%} below one)"),
             ("use of the waves' SMs", str(self.wave_use)),
             (f"m, n, k multiples of {ALIGNMENT}", f"{self.aligned:.1%}"),
-            ("sha256 of m,n,k", self.sha256),
         ]
 
     def to_json(self) -> dict[str, Any]:

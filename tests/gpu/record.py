@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cutlass_sk.provenance import provenance, save
+from cutlass_sk.provenance import output_argument, provenance, save
 
 HERE = Path(__file__).parent
 
@@ -53,7 +53,7 @@ def said(case: ElementTree.Element) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=output_argument, required=True)
     parser.add_argument("--commit", help="commit to record; default what git says")
     parser.add_argument("--limit-seconds", type=float, default=900, help="for one file")
     parser.add_argument("--jobs", type=int, default=1, help="files that run at a time; they share the GPU")
