@@ -9,7 +9,7 @@ from html import escape
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.ratios import by_half_decade
 
-from .groups import RATIOS, TIMINGS, Group, plan_text
+from .groups import RATIOS, Group, plan_text
 
 EXTREMES = 20
 """Problems in the tables of the worst and the best."""
@@ -63,10 +63,10 @@ def missing(group: Group) -> str:
     measured = group.ratios()
     absent = [title for name, (_, _, title) in RATIOS.items() if name not in measured]
     text = f"Not measured: {'; '.join(absent)}." if absent else "Every ratio was measured."
-    counts = [
-        f"{contender}: {', '.join(f'{count:,} {status.replace("_", " ")}' for status, count in statuses.items())}"
-        for contender, statuses in group.left_out().items()
-    ]
+    counts = []
+    for contender, statuses in group.left_out().items():
+        told = ", ".join(f"{count:,} {status.replace('_', ' ')}" for status, count in statuses.items())
+        counts.append(f"{contender}: {told}")
     return f"{text} Not counted: {'; '.join(counts)}." if counts else f"{text} All measurements count."
 
 
@@ -126,6 +126,3 @@ def _mark(text: str) -> str:
     for mark in "\\|`*[]":
         text = text.replace(mark, f"\\{mark}")
     return text.replace("<", "&lt;")
-
-
-__all__ = ["EXTREMES", "TIMINGS", "Grid", "Section", "missing", "sections"]
