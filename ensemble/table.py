@@ -148,10 +148,12 @@ def read(path: Path) -> Table:
     """A table that ``write`` wrote. TableError for any other file."""
     arrow, parquet = _pyarrow()
     try:
-        found = parquet.read_table(BytesIO(path.read_bytes()))
+        data = path.read_bytes()
     except OSError as error:
         raise TableError(f"{path} cannot be read: {reason(error)}; give a table of measured times: {WRITTEN_BY}") from None
-    except arrow.ArrowException as error:
+    try:
+        found = parquet.read_table(BytesIO(data))
+    except (OSError, arrow.ArrowException) as error:  # pyarrow raises OSError for some damage, too
         first = str(error).partition("\n")[0]
         raise TableError(f"{path} is no parquet file, or is cut off: {first}; {WRITTEN_BY}") from None
     metadata = found.schema.metadata or {}

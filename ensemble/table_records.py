@@ -43,9 +43,7 @@ def from_records(path: Path) -> Table:
         raise TableError(text if text.startswith(str(path)) else f"{path}: {text}") from None
     except (KeyError, TypeError) as error:
         raise _foreign(path, f"a row without part, dtype or sizes ({error})") from None
-    provenance["host"] = [
-        {name: row[name] for name in ("dtype", *HOST) if name in row} for row in rows if row["part"] == "host"
-    ]
+    provenance["host"] = [{name: row[name] for name in ("dtype", *HOST) if name in row} for row in rows if row["part"] == "host"]
     found = []
     for row in rows:
         if row["part"] in PARTS:
@@ -71,9 +69,9 @@ def _measurements(row: Row) -> list[Measurement]:
             found.append(
                 Measurement(
                     *(corpus, dtype, out_dtype, row["m"], row["n"], row["k"], timing, contender),
-                    us=None if us is None else float(us),
+                    us=us,
                     status=status(value, row["tolerance"]),
-                    error=None if error is None else float(error),
+                    error=error,
                     **plan,
                 )
             )
@@ -81,7 +79,7 @@ def _measurements(row: Row) -> list[Measurement]:
 
 
 def status(value: Mapping[str, Any], tolerance: float) -> Status:
-    """The status of a contender of a row. Only ours have an error: without a number there, it was refused, or the result was wrong."""
+    """The status of a contender of a row. Only ours have an error; where it is no number, it was refused, or is wrong."""
     us = value["us"]
     if "error" in value and not right(value["error"], tolerance):
         return "failed" if us is None and value["error"] is None else "wrong"

@@ -31,7 +31,8 @@ def report(
         list[Path], typer.Argument(metavar="RECORDS...", help="Tables (.parquet) or records of planner_sweep (.jsonl, .jsonl.gz).")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for summary.json, index.html and pictures; made if needed.")
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for summary.json, index.html and pictures; made if needed."),
     ],
     curve: Annotated[
         Path | None, typer.Option("--curve", help="Record of kernel_set, such as results/h200/kernel_set_widths.json.")
@@ -47,12 +48,12 @@ def report(
     _folder(output)
     if table is not None:
         write(table, whole)
-    files = [_file(path, found) for path, (_, found) in zip(records, read, strict=True)]
+    files = [_file(path, f"{len(found.rows):,} times") for path, (_, found) in zip(records, read, strict=True)]
+    if curve is not None and grown is not None:
+        files.append(_file(curve, f"{len(grown[1])} curves"))
     found, device = made.grouped(whole), groups.gpu(whole)
     summary, sections = made.summarize(whole, found, files), made.sections(found)
-    pictures: dict[str, list[Picture]] = {
-        group.title: made.of_group(group, device) for group in found if len(group.problems) > 1
-    }
+    pictures: dict[str, list[Picture]] = {group.title: made.of_group(group, device) for group in found if len(group.problems) > 1}
     if grown is not None:
         pictures[""] = [made.of_curves(grown[1], grown[0])]
     for picture in (picture for several in pictures.values() for picture in several):
@@ -71,5 +72,5 @@ def _folder(path: Path) -> None:
         raise WriteError(f"{path} cannot be made: {error.strerror}; name a folder that can be written to") from None
 
 
-def _file(path: Path, table: Table) -> dict[str, object]:
-    return {"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest(), "rows": len(table.rows)}
+def _file(path: Path, holds: str) -> dict[str, str]:
+    return {"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest(), "holds": holds}

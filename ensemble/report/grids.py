@@ -45,7 +45,9 @@ class Section:
     missing: str
 
     def markdown(self) -> str:
-        return "\n\n".join([f"## {_mark(self.title)}", *(grid.markdown() for grid in (self.paper, *self.others)), _mark(self.missing)])
+        return "\n\n".join(
+            [f"## {_mark(self.title)}", *(grid.markdown() for grid in (self.paper, *self.others)), _mark(self.missing)]
+        )
 
 
 def sections(groups: Sequence[Group]) -> list[Section]:
@@ -86,7 +88,9 @@ def _by_size(group: Group) -> Grid:
     rows = []
     for start in sorted({start for found in sizes.values() for start in found}):
         cells = [
-            f"{found[start].geomean:.3f} ({found[start].min:.2f} to {found[start].max:.2f}; {found[start].n})" if start in found else "-"
+            f"{found[start].geomean:.3f} ({found[start].min:.2f} to {found[start].max:.2f}; {found[start].n})"
+            if start in found
+            else "-"
             for found in sizes.values()
         ]
         rows.append((f"10^{start:g} to 10^{start + 0.5:g}", *cells))

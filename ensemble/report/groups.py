@@ -111,16 +111,16 @@ class Group:
 
 
 def grouped(table: Table) -> list[Group]:
-    """The groups of a table: dtypes in the order of the records, then corpora and timing modes as they come."""
+    """The groups of a table: dtypes in the order of the records, within one the groups with most problems first."""
     found: dict[tuple[str, str, str, str], dict[Problem, dict[str, Measurement]]] = {}
     for row in table.rows:
         problems = found.setdefault((row.dtype, row.out_dtype, row.corpus, row.timing), {})
         problems.setdefault(row.problem, {})[row.contender] = row
     order = list(DTYPES.values())
 
-    def place(group: Group) -> int:
+    def place(group: Group) -> tuple[int, int]:
         pair = (group.dtype, group.out_dtype)
-        return order.index(pair) if pair in order else len(order)
+        return order.index(pair) if pair in order else len(order), -len(group.problems)
 
     return sorted((Group(*key, problems) for key, problems in found.items()), key=place)
 

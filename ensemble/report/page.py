@@ -21,7 +21,7 @@ from .pictures import Picture
 LABELS = {
     "gpu": "GPU",
     "driver": "driver",
-    "clocks": "clocks (SM, memory, most, power limit)",
+    "clocks": "clocks and power, as nvidia-smi gave them",
     "commit": "commit measured",
     "date": "date",
     "python": "Python",
@@ -35,15 +35,15 @@ LABELS = {
 }
 """Of a source's provenance: key -> what the page calls it. All other keys follow under their own names."""
 READING = (
-    "A speed-up is the other's time over ours for the same problem, so that above 1 ours is faster. Mean, standard deviation (of the "
-    "sample), minimum, maximum and geometric mean are over problems. Only measurements with status ok count. A problem is "
+    "A speed-up is the other's time over ours for the same problem, so that above 1 ours is faster. Mean, standard deviation (of "
+    "the sample), minimum, maximum and geometric mean are over problems. Only measurements with status ok count. A problem is "
     f"compute-bound above {COMPUTE_BOUND} FLOP/B, with a and b read once and c written once."
 )
 CONTROLS = """<p class="controls"><label>problems of <select id="group"></select></label>
 <label>m <input id="search-m" placeholder="128-512"></label><label>n <input id="search-n"></label>
 <label>k <input id="search-k"></label> <span id="count" role="status"></span></p>
-<p>Search by a number or a range (128, 128-512, 4096-). Click a heading to sort, and again to turn the order round. Kernel and plan are
-those of the set, or where there is none of the single kernel. A time that does not count is its status.</p>
+<p>Search by a number or a range (128, 128-512, 4096-). Click a heading to sort, and again to turn the order round. Kernel and plan
+are those of the set, or where there is none of the single kernel. A time that does not count is its status.</p>
 <noscript><p>This table needs JavaScript; summary.json and the records hold its numbers.</p></noscript>
 <div class="wide"><table id="all"><thead></thead><tbody></tbody></table></div>
 <p><button id="more" type="button" hidden>Show more</button></p>"""
@@ -53,11 +53,12 @@ def page(
     table: Table, sections: Sequence[Section], pictures: Mapping[str, Sequence[Picture]], summary: Mapping[str, Any], device: Device
 ) -> str:
     """The page. ``pictures``: by the title of their group; under "" those of none."""
+    groups = [section.group for section in sections]
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>cutlass_sk: report</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{_part("page.css")}</style></head>\n<body>'
     )
-    parts = [head, "<h1>Stream-K and what it is compared with</h1>", _navigation(sections), _about(table, summary, device)]
+    parts = [head, "<h1>Stream-K and what it is compared with</h1>", _navigation(sections), _about(table, groups, summary, device)]
     for number, section in enumerate(sections):
         parts.append(f'<h2 id="group-{number}">{escape(section.title)}</h2>')
         parts += [section.paper.html(), *map(_figure, pictures.get(section.group.title, ()))]
@@ -66,7 +67,7 @@ def page(
     if others := pictures.get("", ()):
         parts += ['<h2 id="kernels">Number of kernels</h2>', *map(_figure, others)]
     parts += ['<h2 id="problems-table">All problems</h2>', CONTROLS]
-    parts.append(f'<script type="application/json" id="problems">{_json(problems([one.group for one in sections]))}</script>')
+    parts.append(f'<script type="application/json" id="problems">{_json(problems(groups))}</script>')
     parts.append(f"<script>\n{_part('page.js')}</script>\n</body></html>\n")
     return "\n".join(parts)
 
@@ -101,28 +102,30 @@ def _time(measured: Measurement | None) -> float | str | None:
     return measured.status.replace("_", " ")
 
 
-def _about(table: Table, summary: Mapping[str, Any], device: Device) -> str:
+def _about(table: Table, groups: Sequence[Group], summary: Mapping[str, Any], device: Device) -> str:
     """Method, machine, versions, commits, sample, and what was not measured."""
     own = summary["provenance"]
     parts = ['<h2 id="about">What was measured</h2>', f"<p>{escape(READING)}</p>"]
-    peaks = f"{device.fp16_tflops:g} TFLOP/s for 16-bit types, {device.fp64_tflops:g} TFLOP/s for float64, {device.bandwidth_gbs:g} GB/s"
+    peaks = f"{device.fp16_tflops:g} TFLOP/s for 16-bit types and {device.fp64_tflops:g} for float64, {device.bandwidth_gbs:g} GB/s"
     parts.append(f"<p>Utilisation is a part of the data sheet's peak of {escape(device.name)}: {peaks}.</p>")
     for number, source in enumerate(table.sources, 1):
         keys = [*(key for key in LABELS if key in source), *(key for key in source if key not in (*LABELS, "host"))]
         rows = [(LABELS.get(key, key), _value(source[key])) for key in keys]
         parts.append(_pairs(f"Run {number} of {len(table.sources)}", rows))
     made = [("commit of this report", str(own["commit"]))]
-    made += [(f"made from {file['file']}", f"{file['rows']:,} times, sha256 {file['sha256']}") for file in own["files"]]
+    made += [(f"made from {file['file']}", f"{file['holds']}, sha256 {file['sha256']}") for file in own["files"]]
     parts.append(_pairs("This report", made))
-    absent = [dtype for dtype in DTYPES if summary["not_measured"].get(dtype) == "no records"]
-    text = f"No records of {', '.join(absent)}. " if absent else ""
-    parts.append(f"<p>Not measured: {text}Each group says under its tables which ratios it lacks, and what does not count.</p>")
+    absent = [f"records of {dtype}" for dtype in DTYPES if summary["not_measured"].get(dtype) == "no records"]
+    measured = {name for group in groups for name in group.ratios()}
+    absent += [title for name, (_, _, title) in RATIOS.items() if name not in measured]
+    text = f"Nowhere measured: {'; '.join(absent)}. " if absent else ""
+    parts.append(f"<p>{escape(text)}Each group says under its tables which ratios it lacks, and what does not count.</p>")
     return "\n".join(parts)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return "; ".join(" ".join(map(str, one.values())) for one in value)
+        return "\n".join(" ".join(map(str, one.values())) for one in value)
     return str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from cutlass_sk.cli import picture
@@ -19,19 +20,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Paul Tol's "bright" scheme: told apart by colour-blind readers.
+# Paul Tol's "vibrant" scheme: told apart by colour-blind readers.
 COLORS = {
-    "set": "#4477AA",
-    "single": "#EE6677",
-    "data_parallel": "#AA8800",
-    "cublas": "#228833",
-    "oracle": "#AA3377",
-    "cublaslt_best": "#117799",
-    "best": "#AA3377",
+    "set": "#0077BB",
+    "single": "#EE7733",
+    "data_parallel": "#EE3377",
+    "cublas": "#009988",
+    "oracle": "#CC3311",
+    "cublaslt_best": "#33BBEE",
+    "best": "#CC3311",
 }
 OTHER, LINE, GRID = "#777777", "#222222", "#E4E4E4"
 MARKERS = {"set": "o", "single": "^"}
 DPI = 110
+COLORS_OF_PNG = 256
+LEGEND_MARK = 5.0
+"""Size of a mark in a legend, in points."""
 PANELS = 4
 """Most panels side by side."""
 
@@ -65,7 +69,7 @@ def of_curves(curves: Sequence[Curve], origin: str) -> Picture:
         figure = _figure(11.0, 4.4)
         sized = any(size is not None for curve in curves for _, size, _ in curve.points)
         panels = _panels(figure, 2 if sized else 1)
-        styles = (("#4477AA", "o", "-", 6.0), ("#EE6677", "x", "--", 5.0), ("#AA8800", "s", "-", 5.0), ("#228833", "^", ":", 5.0))
+        styles = (("#0077BB", "o", "-", 7.0), ("#EE7733", "x", "--", 5.0), ("#EE3377", "s", "-", 5.0), ("#009988", "^", ":", 5.0))
         for number, curve in enumerate(curves):
             color, marker, line, size = styles[number % len(styles)]
             look: dict[str, Any] = {"color": color, "marker": marker, "linestyle": line, "markersize": size, "alpha": 0.8}
@@ -102,7 +106,8 @@ def _utilisation(group: Group, device: Device) -> Figure:
         least, most = min(every) / 1.15, max(every) * 1.15
         top = max(105.0, 1.05 * max(y for own in points.values() for _, y in own))
         knee = peak * 1e3 / device.bandwidth_gbs
-        roof = sorted({least, most, *([knee] if least < knee < most else [])})
+        # Memory's part of the roof is bent, for intensity alone has a logarithmic axis.
+        roof = sorted({*(least * (most / least) ** (step / 100) for step in range(101)), min(max(knee, least), most)})
         for number, (contender, axes) in enumerate(zip(shown, panels, strict=True)):
             label = "data-sheet memory bandwidth and peak" if number == 0 else None
             axes.plot(roof, [100 * min(1.0, x / knee) for x in roof], color=LINE, linewidth=1.0, linestyle="--", label=label)
@@ -114,7 +119,12 @@ def _utilisation(group: Group, device: Device) -> Figure:
             if number % columns == 0:
                 axes.set_ylabel(f"utilisation (% of {peak:g} TFLOP/s)")
             _finish(axes)
-        figure.legend(loc="outside lower center", ncols=len(shown) + 1, frameon=False, markerscale=2.5)
+        figure.legend(
+            loc="outside lower center",
+            ncols=len(shown) + 1,
+            frameon=False,
+            markerscale=LEGEND_MARK / _size(len(every) / len(shown)),
+        )
         figure.suptitle(_plain(f"{group.title}, against the data sheet of {device.name}"), weight="bold")
     return figure
 
@@ -138,21 +148,28 @@ def _speedup(group: Group) -> Figure:
             color = COLORS[RATIOS[name][1]]
             look: dict[str, Any] = {"linewidth": 2.0, "marker": "D", "markersize": 4.5, "markeredgecolor": "white", "zorder": 4}
             panels[1].plot([x for x, _ in middle], [y or 1.0 for _, y in middle], color=color, label=label, **look)
-        panels[0].axvline(COMPUTE_BOUND, color=LINE, linewidth=1.0, linestyle="--", label=f"compute-bound above {COMPUTE_BOUND} FLOP/B")
+        panels[0].axvline(
+            COMPUTE_BOUND, color=LINE, linewidth=1.0, linestyle="--", label=f"compute-bound above {COMPUTE_BOUND} FLOP/B"
+        )
         for axes, label in zip(panels, ("arithmetic intensity (FLOP/B)", "size (FLOP)"), strict=True):
             axes.axhline(1.0, color=LINE, linewidth=0.8)
             axes.set(xscale="log", yscale="log", xlabel=label, ylim=(min(every) / 1.05, max(every) * 1.05))
             _log_ticks(axes, both=True, x=axes is panels[0])
             _finish(axes)
         panels[0].set_ylabel("cuBLAS's time over ours (above 1: ours is faster)")
-        figure.legend(loc="outside lower center", ncols=3 if len(names) == 1 else 2, frameon=False, markerscale=1.5)
+        figure.legend(
+            loc="outside lower center",
+            ncols=3 if len(names) == 1 else 2,
+            frameon=False,
+            markerscale=LEGEND_MARK / _size(len(every) / len(names)),
+        )
         figure.suptitle(_plain(f"Speed-up over cuBLAS, {group.title}"), weight="bold")
     return figure
 
 
 def _points(axes: Axes, points: Sequence[tuple[float, float]], contender: str, count: float, label: bool = True) -> None:
     """Points that let each other be seen: the more there are, the smaller and the more transparent."""
-    size, alpha = (2.2, 0.35) if count > 800 else (3.2, 0.5) if count > 200 else (4.5, 0.75)
+    size = _size(count)
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
@@ -160,11 +177,16 @@ def _points(axes: Axes, points: Sequence[tuple[float, float]], contender: str, c
         marker=MARKERS.get(contender, "o"),
         markersize=size,
         markeredgewidth=0,
-        alpha=alpha,
+        alpha=size / 6,
         color=COLORS.get(contender, OTHER),
         label=_title(contender) if label else None,
         rasterized=len(points) > 800,  # a vector a point would make an SVG of megabytes
     )
+
+
+def _size(count: float) -> float:
+    """Of a mark, in points, where there are ``count``."""
+    return 2.2 if count > 800 else 3.2 if count > 200 else 4.5
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -210,4 +232,14 @@ def _plain(text: str) -> str:
 
 
 def _drawn(name: str, caption: str, figure: Figure) -> Picture:
-    return Picture(name, caption, picture.rendered(figure, ".png", DPI), picture.rendered(figure, ".svg", DPI))
+    return Picture(name, caption, _fewer_colors(picture.rendered(figure, ".png", DPI)), picture.rendered(figure, ".svg", DPI))
+
+
+def _fewer_colors(png: bytes) -> bytes:
+    """The PNG with a palette, a quarter of its size: a page holds dozens. Pillow is what matplotlib writes PNG with."""
+    from PIL import Image
+
+    data = BytesIO()
+    with Image.open(BytesIO(png)) as image:
+        image.convert("RGB").quantize(COLORS_OF_PNG, dither=Image.Dither.NONE).save(data, "png", optimize=True)
+    return data.getvalue()

@@ -15,7 +15,7 @@ from .groups import RATIOS, Group
 def summarize(table: Table, groups: Sequence[Group], files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The summary: by dtype, corpus, timing mode and ratio {mean, geomean, min, max, std, n}. It holds no date of its own.
 
-    files   what the report is made from: name and digest of each
+    files   what the report is made from: name, digest and content of each
     """
     result: dict[str, Any] = {
         "provenance": {
