@@ -64,17 +64,10 @@ def _measurements(row: Row) -> list[Measurement]:
     found = []
     for contender, value in row.items():
         if isinstance(value, dict):
-            us, error = value["us"], value.get("error")
-            plan = {name: value.get(name) for name in PLAN}
-            found.append(
-                Measurement(
-                    *(corpus, dtype, out_dtype, row["m"], row["n"], row["k"], timing, contender),
-                    us=us,
-                    status=status(value, row["tolerance"]),
-                    error=error,
-                    **plan,
-                )
-            )
+            problem = (corpus, dtype, out_dtype, row["m"], row["n"], row["k"], timing, contender)
+            plan = (value.get(name) for name in PLAN)
+            time = (value["us"], status(value, row["tolerance"]), value.get("error"))
+            found.append(Measurement._make((*problem, *time, *plan)))
     return found
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from cutlass_sk.cli.options import written_path
 from cutlass_sk.ensemble import report as made
 from cutlass_sk.ensemble.report import Picture, curves, groups
-from cutlass_sk.ensemble.table import SUFFIX, Table, merged, write
+from cutlass_sk.ensemble.table import SUFFIX, merged, write
 from cutlass_sk.ensemble.table_records import read_any
 from cutlass_sk.errors import WriteError
 from cutlass_sk.provenance import save
