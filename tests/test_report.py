@@ -171,9 +171,8 @@ def test_the_numbers_are_those_of_planner_json(committed: Table) -> None:
         planner, searched = summary[dtype]["planner"], summary[dtype]["planner/exhaustive"]
         for name in ("single_vs_data_parallel", "single_vs_cublas", "set_vs_cublas"):
             assert planner["back_to_back"][name] == known[dtype][name]
-            assert planner["isolated"][name] == known[dtype].get(f"{name}_isolated", planner["isolated"][name])
+            assert planner["isolated"][name] == known[dtype][f"{name}_isolated"]
             compared += 1
-        assert planner["isolated"]["set_vs_cublas"] == known[dtype]["set_vs_cublas_isolated"]
         assert planner["back_to_back"]["set_vs_cublas_compute_bound"] == known[dtype]["set_vs_cublas_compute_bound"]
         assert planner["back_to_back"]["cublas_vs_itself"] == known[dtype]["cublas_vs_itself"]
         assert searched["back_to_back"]["set_vs_exhaustive"] == known[dtype]["set_vs_exhaustive"]
@@ -353,6 +352,8 @@ def test_a_browser_shows_searches_and_sorts_the_table(tmp_path: Path) -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)} is on the PATH")
+    if subprocess.run([browser, "--version"], capture_output=True, timeout=60).returncode:  # a stub that asks for an installation
+        pytest.skip(f"{browser} does not run")
     action = """<script>
       const rows = () => [...document.querySelectorAll("#all tbody tr")].map((row) => row.cells[0].textContent).join(" ");
       const seen = [rows()];
@@ -371,5 +372,5 @@ def test_a_browser_shows_searches_and_sorts_the_table(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(page_of(FIVE).replace("</body>", action))
     options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
     command = [browser, *options, (tmp_path / "index.html").as_uri()]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert re.findall("<title>(.*)</title>", found) == ["64 128 192 256 4096; 128 192 256; 256 128 192; 192 128 256"]

@@ -32,7 +32,8 @@ COLORS = {
 }
 OTHER, LINE, GRID = "#777777", "#222222", "#E4E4E4"
 MARKERS = {"set": "o", "single": "^"}
-DPI = 110
+DPI, SVG_DPI = 110, 220
+"""Of a PNG, and of the points in an SVG that are too many to be vectors."""
 COLORS_OF_PNG = 256
 LEGEND_MARK = 5.0
 """Size of a mark in a legend, in points."""
@@ -232,7 +233,7 @@ def _plain(text: str) -> str:
 
 
 def _drawn(name: str, caption: str, figure: Figure) -> Picture:
-    return Picture(name, caption, _fewer_colors(picture.rendered(figure, ".png", DPI)), picture.rendered(figure, ".svg", DPI))
+    return Picture(name, caption, _fewer_colors(picture.rendered(figure, ".png", DPI)), picture.rendered(figure, ".svg", SVG_DPI))
 
 
 def _fewer_colors(png: bytes) -> bytes:
