@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
-from math import factorial, sqrt
+from math import factorial, log, sqrt
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from command_line import CommandLine
@@ -29,6 +30,7 @@ from cutlass_sk.ensemble.table_records import read_any
 
 RESULTS = Path(__file__).parent.parent / "results/h200"
 RECORDS, CURVES = RESULTS / "planner.records.jsonl.gz", RESULTS / "kernel_set_widths.json"
+SVG = "{http://www.w3.org/2000/svg}"
 H200 = PRESETS["h200"]
 SOURCE = {"commit": "abc", "gpu": "NVIDIA H200", "torch": "2.11", "method": "back & forth", "corpus": "five"}
 PLAN: dict[str, Any] = {"kernel": "k1", "decomposition": "split_k", "grid": 8, "sk_tiles": 0, "sk_units": 0, "splits": 4}
@@ -274,6 +276,25 @@ def test_pictures_show_every_point() -> None:
     assert of_group(group, H200) == [utilisation, speedup]
     alone = group_of(*(row for row in FIVE.rows if row.contender != "cublas"))
     assert [picture.name.partition("-")[0] for picture in of_group(alone, H200)] == ["utilisation"]
+
+
+def test_points_lie_where_they_belong() -> None:
+    (group,) = grouped(FIVE)
+    flop, moved = 2 * 64**3, 3 * 64**2 * 2
+    assert group.utilisation("cublas", H200)[0] == pytest.approx((flop / moved, flop / 8e-6 / 989e12 * 100))
+    utilisation, speedup = of_group(group, H200)
+    for picture, name, expected in (
+        (utilisation, "points-set-left", [(log(x), y) for x, y in group.utilisation("set", H200)]),
+        (speedup, "points-single-left", [(log(group.intensity(p)), log(ratio)) for p, ratio in group.pairs("single_vs_cublas")]),
+        (speedup, "points-set-right", [(log(p.flop), log(ratio)) for p, ratio in group.pairs("set_vs_cublas")]),
+    ):
+        (points,) = (one for one in ElementTree.fromstring(picture.svg).iter(f"{SVG}g") if one.get("id") == name)
+        drawn = [(float(mark.get("x", 0)), -float(mark.get("y", 0))) for mark in points.iter(f"{SVG}use")]
+        assert len(drawn) == 5
+        for axis in (0, 1):  # up to where the axis begins, and its scale
+            own, wanted = ([point[axis] for point in several] for several in (drawn, expected))
+            scale = (max(own) - min(own)) / (max(wanted) - min(wanted))
+            assert own == pytest.approx([min(own) + scale * (value - min(wanted)) for value in wanted], abs=0.01)
 
 
 def test_peaks_are_those_of_the_gpu_that_was_measured() -> None:

@@ -75,6 +75,11 @@ class Group:
         found = ((problem, row[contender].ok_us) for problem, row in self.problems.items() if contender in row)
         return [(problem, us) for problem, us in found if us is not None]
 
+    def utilisation(self, contender: str, device: Device) -> list[tuple[float, float]]:
+        """(FLOP a byte, percent of the data-sheet peak of ``device``) of every time that counts."""
+        peak = device.tflops(self.dtype)
+        return [(self.intensity(problem), problem.flop / us / 1e6 / peak * 100) for problem, us in self.times(contender)]
+
     def pairs(self, name: str) -> list[tuple[Problem, float]]:
         """(problem, speed-up) of every problem that has both times of the ratio ``name``, both with status ok."""
         other, own, _ = RATIOS[name]

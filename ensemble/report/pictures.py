@@ -99,10 +99,7 @@ def _utilisation(group: Group, device: Device) -> Figure:
         lines = -(-len(shown) // columns)
         figure = _figure(max(5.5, 3.1 * columns), 3.1 * lines + 0.9)
         panels = _panels(figure, len(shown), columns, sharex=True)
-        points = {
-            contender: [(group.intensity(problem), problem.flop / us / 1e6 / peak * 100) for problem, us in group.times(contender)]
-            for contender in shown
-        }
+        points = {contender: group.utilisation(contender, device) for contender in shown}
         every = [x for own in points.values() for x, _ in own]
         least, most = min(every) / 1.15, max(every) * 1.15
         top = max(105.0, 1.05 * max(y for own in points.values() for _, y in own))
@@ -181,6 +178,7 @@ def _points(axes: Axes, points: Sequence[tuple[float, float]], contender: str, c
         alpha=size / 6,
         color=COLORS.get(contender, OTHER),
         label=_title(contender) if label else None,
+        gid=f"points-{contender}-{'left' if label else 'right'}",
         rasterized=len(points) > 800,  # a vector a point would make an SVG of megabytes
     )
 
