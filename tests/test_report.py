@@ -1,106 +1,33 @@
-"""The report says what was measured: its numbers are those of the records, and its page is whole, safe and can be searched."""
+"""The report says what was measured: its numbers are those of the records, and its pictures show every one."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-import shutil
-import subprocess
 import sys
-from html.parser import HTMLParser
 from math import factorial, log, sqrt
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from command_line import CommandLine
 from PIL import Image
+from reports import FIVE, SOURCE, Checker, group_of, measured
 
 import cutlass_sk.ensemble.cli  # noqa: F401  the command joins the command line
 from cutlass_sk.device import PRESETS
-from cutlass_sk.ensemble.report import grouped, of_group, page, sections, summarize
+from cutlass_sk.ensemble.report import grouped, of_group, sections, summarize
 from cutlass_sk.ensemble.report.curves import read_curves
-from cutlass_sk.ensemble.report.grids import Grid
-from cutlass_sk.ensemble.report.groups import Group, gpu, plan_text
+from cutlass_sk.ensemble.report.groups import gpu, plan_text
 from cutlass_sk.ensemble.report.page import problems
-from cutlass_sk.ensemble.table import Measurement, Table, TableError, read, write
+from cutlass_sk.ensemble.table import Table, TableError, read, write
 from cutlass_sk.ensemble.table_records import read_any
 
 RESULTS = Path(__file__).parent.parent / "results/h200"
 RECORDS, CURVES = RESULTS / "planner.records.jsonl.gz", RESULTS / "kernel_set_widths.json"
 SVG = "{http://www.w3.org/2000/svg}"
 H200 = PRESETS["h200"]
-SOURCE = {"commit": "abc", "gpu": "NVIDIA H200", "torch": "2.11", "method": "back & forth", "corpus": "five"}
-PLAN: dict[str, Any] = {"kernel": "k1", "decomposition": "split_k", "grid": 8, "sk_tiles": 0, "sk_units": 0, "splits": 4}
-EVIL = '</script><script>alert("x")</script>&|`$x$'
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "headless_shell")
-
-
-def measured(m: int, contender: str, us: float | None, status: str = "ok", **changes: Any) -> Measurement:
-    plan = {**PLAN, "raster": "along_m 1", "predicted_us": 1.5} if contender in ("set", "single") else {}
-    values = {"corpus": "five", "dtype": "float16", "out_dtype": "float16", "timing": "back_to_back", **plan, **changes}
-    return Measurement(m=m, n=64, k=64, contender=contender, us=us, status=status, **values)
-
-
-FIVE = Table(
-    tuple(
-        measured(m, contender, us)
-        for m, times in {
-            64: (2.0, 4.0, 8.0),
-            128: (2.0, 2.0, 1.0),
-            192: (4.0, 5.0, 2.0),
-            256: (1.0, 1.0, 4.0),
-            4096: (3.0, 6.0, 3.0),
-        }.items()
-        for contender, us in zip(("set", "single", "cublas"), times, strict=True)
-    ),
-    (SOURCE,),
-)
-
-
-def group_of(*rows: Measurement) -> Group:
-    (group,) = grouped(Table(rows, (SOURCE,)))
-    return group
-
-
-def page_of(table: Table) -> str:
-    groups = grouped(table)
-    return page(table, sections(groups), {}, summarize(table, groups, [{"file": "f", "sha256": "0", "holds": "x"}]), gpu(table))
-
-
-class Checker(HTMLParser):
-    """Tags that are opened must be closed, in turn; and what is in the page."""
-
-    VOID = ("meta", "img", "input", "br", "link")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.append((self.open[-1] if self.open else "", data))
-
-    @property
-    def problems(self) -> dict[str, Any]:
-        (text,) = (data for tag, data in self.texts if tag == "script" and data.startswith("{"))
-        found: dict[str, Any] = json.loads(text)
-        return found
 
 
 def test_ratios_by_hand() -> None:
@@ -181,61 +108,6 @@ def test_the_numbers_are_those_of_planner_json(committed: Table) -> None:
         assert summary[dtype]["square"]["back_to_back"]["set_vs_cublas"]["mean"] == known[dtype]["square_8192_vs_cublas"]
     assert compared == 12 and summary["left_out"] == {}
     assert summary["provenance"]["sources"][0]["commit"] == known["provenance"]["commit"]
-
-
-def test_the_page_of_the_committed_records(committed: Table) -> None:
-    groups = grouped(committed)
-    pictures = {group.title: of_group(group, H200) for group in groups[:2]}
-    text = page(committed, sections(groups), pictures, summarize(committed, groups, []), H200)
-    images = sum(len(picture.png) for several in pictures.values() for picture in several) * 4 / 3
-    assert len(text) - images + 4 * images < 3e6  # four dtypes have about as many bytes of pictures each
-    checker = Checker(text)
-    largest = checker.problems["groups"][0]
-    assert (largest["title"], len(largest["rows"])) == ("float16: planner, back to back", 2000)
-    assert largest["contenders"] == ["set", "single", "data_parallel", "cublas"]
-    row = next(row for row in largest["rows"] if row[:3] == [1176, 456, 432])
-    assert row[3] == [4.48, 4.48, 4.48, 4.986]
-    assert [checker.problems["texts"][at] for at in row[4]] == [
-        "sm90a_f16_f16_64x96x64_n32to256_4x1_pingpong",
-        "data_parallel, 100 CTAs, along_n 1",
-    ]
-    for known in ("NVIDIA H200", "580.159.04", "2.11.0+cu130", "18ef51e", "seed 81, sha256 7418b05edeae", "contenders interleaved"):
-        assert any(known in data for tag, data in checker.texts if tag == "td"), known
-    assert "Nowhere measured: single Stream-K kernel over the oracle" in text
-    assert {"group", "search-m", "search-n", "search-k", "all", "count", "more"} <= {one.get("id") for _, one in checker.tags}
-    assert "1.060" in [data for tag, data in checker.texts if tag == "td"]
-
-
-def test_the_page_needs_no_network() -> None:
-    text = page_of(FIVE)
-    for tag, attributes in Checker(text).tags:
-        for name in ("src", "href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
-    assert "http" not in text and "@import" not in text and "url(" not in text
-
-
-def test_texts_of_records_are_escaped() -> None:
-    rows = tuple(row._replace(corpus=EVIL, kernel=EVIL, raster=EVIL) for row in FIVE.rows)
-    table = Table((*rows, measured(64, EVIL, 2.0, corpus=EVIL)), ({**SOURCE, EVIL: EVIL, "method": EVIL},))
-    text = page_of(table)
-    assert "alert(" in text and "<script>alert" not in text and text.count("<script") == 2 == text.count("</script")
-    checker = Checker(text)
-    assert EVIL in checker.problems["texts"] and checker.problems["groups"][0]["contenders"][-1] == EVIL
-    assert EVIL in [data for tag, data in checker.texts if tag == "td"]
-    (group,) = grouped(table)
-    for line in sections([group])[0].markdown().split("\n"):
-        assert "<script" not in line
-        if line.startswith("| 64 x"):
-            assert len(re.findall(r"(?<!\\)\|", line)) == 8
-    (first, *_) = of_group(group, H200)
-    assert b"alert(" in first.svg and b"<script" not in first.svg and "/" not in first.name and "<" not in first.name
-
-
-def test_a_table_as_markdown_and_html() -> None:
-    grid = Grid("a < b", ("x", "y|z"), (("1", "`<b>`"),))
-    assert grid.markdown() == "### a &lt; b\n\n| x | y\\|z |\n| --- | --- |\n| 1 | \\`&lt;b>\\` |"
-    checker = Checker(grid.html())
-    assert [data for tag, data in checker.texts if tag in ("th", "td", "caption")] == ["a < b", "x", "y|z", "1", "`<b>`"]
 
 
 def test_the_worst_and_the_best_by_hand() -> None:
@@ -367,31 +239,3 @@ def test_without_matplotlib_the_remedy_is_given(cutlass_sk: CommandLine, tmp_pat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, errors = cutlass_sk("report", str(table), "-o", str(tmp_path / "report"))
     assert status == 2 and "pip install 'cutlass-sk[report]'" in errors and errors.count("\n") == 1
-
-
-def test_a_browser_shows_searches_and_sorts_the_table(tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser to open the page with: none of {', '.join(BROWSERS)} is on the PATH")
-    if subprocess.run([browser, "--version"], capture_output=True, timeout=60).returncode:  # a stub that asks for an installation
-        pytest.skip(f"{browser} does not run")
-    action = """<script>
-      const rows = () => [...document.querySelectorAll("#all tbody tr")].map((row) => row.cells[0].textContent).join(" ");
-      const seen = [rows()];
-      const field = document.getElementById("search-m");
-      field.value = "128-256";
-      field.dispatchEvent(new Event("input"));
-      seen.push(rows());
-      const heading = (name) => [...document.querySelectorAll("#all th button")].find((one) => one.textContent.startsWith(name));
-      const click = () => heading("set us").click();
-      click();
-      seen.push(rows());
-      click();
-      seen.push(rows());
-      document.title = seen.join("; ");
-    </script></body>"""
-    (tmp_path / "index.html").write_text(page_of(FIVE).replace("</body>", action))
-    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
-    command = [browser, *options, (tmp_path / "index.html").as_uri()]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert re.findall("<title>(.*)</title>", found) == ["64 128 192 256 4096; 128 192 256; 256 128 192; 192 128 256"]
