@@ -16,10 +16,11 @@ from .errors import WriteError
 
 
 def commit(given: str | None = None) -> str:
-    """The commit that runs: ``given``, or what git says of the working directory; ``unknown`` without git."""
+    """The commit that runs: ``given``, or what git says of the clone that holds this package; ``unknown`` where none does."""
     if given:
         return given
-    return _output(["git", "rev-parse", "HEAD"]) or "unknown"
+    root = Path(__file__).resolve().parent.parent
+    return ((root / ".git").exists() and _output(["git", "-C", str(root), "rev-parse", "HEAD"])) or "unknown"
 
 
 def provenance(script: str, given_commit: str | None = None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from cutlass_sk.ensemble import counters_report, ncu
 from cutlass_sk.ensemble.counters_input import Shape, read_csv, read_manifest, seconds, shape, sweep_rows
 from cutlass_sk.ensemble.ncu import NcuError
 from cutlass_sk.ensemble.planner_report import DTYPES, pairs
-from cutlass_sk.ensemble.planner_sweep import Contest, in_layouts
+from cutlass_sk.ensemble.planner_sweep import Contest
 from cutlass_sk.ensemble.records import RecordError, Row
 from cutlass_sk.errors import Error, reason
 from cutlass_sk.generator.spec import ELEMENT_BYTES, Layout
@@ -97,7 +97,7 @@ def described(plan: Plan, record: Row | None, dtype: str, device: Device) -> dic
 def planned(dtype: str, shapes: Sequence[Shape], device: Device) -> tuple[Contest, list[Plan]]:
     """What ``Gemm.run`` plans for operands that lie as those of the records."""
     contest = Contest(dtype, Gemm(DTYPES[dtype][0], out_dtype=DTYPES[dtype][1], device=device).kernels, device)
-    return contest, [planner.make_plan(*sizes, in_layouts(contest), device) for sizes in shapes]
+    return contest, [planner.make_plan(*sizes, contest.variants, device) for sizes in shapes]
 
 
 def end_at(deadline: float) -> None:

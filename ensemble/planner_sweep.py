@@ -106,8 +106,8 @@ class Contest:
 
     @cached_property
     def variants(self) -> tuple[KernelSpec, ...]:
-        """The kernels at all of their widths."""
-        return at_all_widths(self.kernels)
+        """The kernels at all of their widths, for operands that lie as those that are timed."""
+        return at_all_widths([spec.with_layouts(*self.layouts) for spec in self.kernels])
 
     def plans(self, problem: Problem) -> dict[str, Plan]:
         shape, single = (problem.m, problem.n, problem.k), self.variants[: len(self.kernels[0].widths)]

@@ -107,5 +107,6 @@ def find(name: str) -> KernelSpec:
     by_name = {spec.name: spec for binary in kernels() for spec in binary.variants}
     if name not in by_name:
         near = get_close_matches(name, by_name, n=3)
-        raise KeyError(f"no kernel is called {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+        rest = f"near it: {', '.join(near)}" if near else "python -m cutlass_sk.generator list prints the names"
+        raise KeyError(f"no kernel is called {name!r}; {rest}")
     return by_name[name]

@@ -114,7 +114,7 @@ def _stock_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
 
 
 def _wgmma_kernel(spec: KernelSpec) -> tuple[list[str], str, str]:
-    """The same for a kernel of our wgmma main loop and CUTLASS's TMA epilogue."""
+    """The same for a kernel of our wgmma main loop and epilogue."""
     layout_a, layout_b, layout_c = _kernel_layouts(spec)
     kernel = WGMMA_KERNEL.format(
         cluster=_shape((*spec.cluster, 1)),
@@ -186,6 +186,10 @@ def _check(spec: KernelSpec) -> None:
         step = 64 * spec.tile_warpgroups
         if tile_m % step or tile_n % 32 or tile_n > 256 or tile_k != 64 or min(spec.tile) < 1:
             raise ValueError(f"{spec.name}: {spec.schedule} needs tile_m in steps of {step}, tile_n of 32 up to 256, tile_k 64")
+        if tile_m > 256 * spec.cluster[1]:
+            raise ValueError(f"{spec.name}: a CTA's share of {tile_m} rows is loaded at once, and TMA takes 256 at most")
+        if spec.stages:
+            raise ValueError(f"{spec.name}: stages={spec.stages} cannot be chosen; a launch has as many as fit beside its width")
         if tile_m * tile_n > 192 * 128 * spec.tile_warpgroups:
             raise ValueError(f"{spec.name}: sums of {tile_m} x {tile_n} do not fit in {spec.tile_warpgroups} warpgroups' registers")
     elif spec.stages < 2 or min(spec.warps) < 1 or tile_m % spec.warps[0] or tile_n % spec.warps[1]:

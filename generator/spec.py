@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
 from typing import Literal
 
 Generation = Literal["sm90a", "sm80"]
@@ -169,15 +168,17 @@ class KernelSpec:
     def cluster_fixup(self) -> bool:
         """Whether a tile may be split among the CTAs of a cluster, which add up through its shared memory (3.x, no cluster of its
         own). A binary may do so at all of its widths or at none."""
-        tile_m, tile_n, tile_k = self.binary.tile
+        tile_m, tile_n, _ = self.binary.tile
         by_columns = self.api == "3x" and self.accumulator == "float32" and tile_m == 64 * self.tile_warpgroups
         if not by_columns or self.cluster != (1, 1):
             return False
-        # What peers send must fit where operands were (include/cutlass_sk/cluster_fixup.hpp); with as many stages as fit it does.
-        width = gcd(32, tile_n)
-        runs = max(-(-(tile_n // width) // peers) * (peers - 1) for peers in (2, 3, 4, 8))
-        operands = self.stages * (tile_m + tile_n) * tile_k * ELEMENT_BYTES[self.dtype]
-        return self.stages == 0 or runs * 256 * width * self.tile_warpgroups <= operands
+        # What peers send (include/cutlass_sk/cluster_fixup.hpp) must fit where stages of operands were, beside the epilogue's
+        # buffers (wgmma_epilogue.hpp), two of 4 KiB for each consumer warpgroup with a 16-bit c.
+        runs = max(-(-(tile_n // 32) // peers) * (peers - 1) for peers in (2, 3, 4, 8))
+        consumers = 2 if self.schedule == "pingpong" else self.tile_warpgroups
+        epilogue = 8192 * consumers if ELEMENT_BYTES[self.out_dtype] == 2 else 1024
+        stages = (233472 // self.ctas_per_sm - 2048 - epilogue) // 1024 * 1024
+        return runs * 8192 * self.tile_warpgroups <= stages
 
     @property
     def partial_bytes(self) -> int:

@@ -251,6 +251,6 @@ def test_progress_is_on_standard_error(capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_target_must_fit_the_generation(nvcc: CountingNvcc) -> None:
     spec = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64))
-    with pytest.raises(DeviceError, match=r"cannot be built for sm_80: sm90a kernels are built for \('90a',\)"):
+    with pytest.raises(DeviceError, match=r"cannot be built for sm_80: sm90a kernels are built for 90a"):
         build([spec], "80")
     assert nvcc.process_ids() == []

@@ -35,7 +35,7 @@ from cutlass_sk.timing import Pool
 H200 = PRESETS["h200"]
 FAMILY = families("float16", "float16", "sm90a")
 ONE_WIDTH = KernelSpec("sm90a", "3x", "float16", "float16", (64, 32, 64), schedule="single")
-TWICE = dataclasses.replace(ONE_WIDTH, stages=8, ctas_per_sm=2)
+TWICE = dataclasses.replace(ONE_WIDTH, ctas_per_sm=2)
 LIMITS = Limits(12000.0, 4000.0, 1100.0, alone=0.6, crowded=0.45, rows16=0.6, rows32=0.2, rows64=0.1)
 
 
@@ -406,7 +406,7 @@ def test_constants_of_a_kernel_that_was_not_measured_are_those_of_the_most_simil
 
     best_first = [(named(192), 192), (named(96), 96), (named(240, swapped=True), 240), (named(248, out_dtype="float32"), 248)]
     others = [
-        *(named(256, schedule="single"), named(256, cluster=(4, 1)), named(256, dtype="bfloat16"), "nonsense"),
+        *(named(256, schedule="single"), named(256, cluster=(2, 1)), named(256, dtype="bfloat16"), "nonsense"),
         *("sm90a_f16_f16_128x256x64_2x1_pingpong", "sm80_f16_f16_128x128x32_w2x2_i16816_s4"),
     ]
     for start, (_, width) in enumerate(best_first):
@@ -433,4 +433,4 @@ def test_launches_are_spread_over_kernels_and_widths() -> None:
         assert best in [one.plan for one in found]
         counts.update(one.spec.family for one in found)
     assert {spec.family for spec in variants} == set(counts)
-    assert min(counts.values()) >= fitting.FEWEST and max(counts.values()) <= 1.5 * min(counts.values())
+    assert min(counts.values()) >= fitting.FEWEST and max(counts.values()) <= 2 * min(counts.values())

@@ -38,7 +38,7 @@ def test_plan_shows_every_field_and_says_why(cutlass_sk: CommandLine) -> None:
     assert "128 x 128 x 16384" in text and str(plan.kernel) in text
     for field in fields(Plan):
         assert field.name in ("m", "n", "k") or field.name in text
-    assert f"would keep the SMs {plan.data_parallel_efficiency:.1%} busy" in text
+    assert f"would keep its SMs {plan.data_parallel_efficiency:.1%} busy" in text
     assert f"expected to be faster: {plan.predicted_time_us:.1f} us against" in text
 
 

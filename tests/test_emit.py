@@ -267,6 +267,10 @@ def test_fp64_kernels_that_cannot_be_are_refused(changed: dict[str, object]) -> 
 def test_16_bit_kernels_that_cannot_be_are_refused(tile: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="needs tile_m in steps of 64"):
         emit(replace(ONE_WIDTH, schedule="pingpong", tile=tile))
+    with pytest.raises(ValueError, match="TMA takes 256 at most"):
+        emit(replace(ONE_WIDTH, cluster=(1, 1), tile=(320, 64, 64)))
+    with pytest.raises(ValueError, match="stages=3 cannot be chosen"):
+        emit(replace(ONE_WIDTH, stages=3))
 
 
 def test_a_swapped_kernel_is_emitted_for_the_transposed_product() -> None:
@@ -283,7 +287,7 @@ def test_a_swapped_kernel_is_emitted_for_the_transposed_product() -> None:
 
 
 def test_one_binary_has_a_spec_for_each_width() -> None:
-    assert FIRST.name.startswith("sm90a_f16_f16_64x256x64_n32to256_2x1_pingpong") and FIRST.binary == FIRST
+    assert FIRST.name.startswith("sm90a_f16_f16_64x256x64_n32to256_4x1_pingpong") and FIRST.binary == FIRST
     assert FIRST.widths == (32, 64, 96, 128, 160, 192, 224, 256) and [spec.tile[1] for spec in FIRST.variants] == list(FIRST.widths)
     narrow = FIRST.at(96)
     assert narrow.tile == (64, 96, 64) and narrow.binary == FIRST and narrow.at(256) == FIRST and narrow.at(96) is narrow
@@ -339,8 +343,10 @@ def test_which_kernels_may_split_a_tile_in_a_cluster() -> None:
     assert replace(square, schedule="cooperative", tile=(128, 64, 64)).cluster_fixup
     assert not replace(square, cluster=(2, 1)).cluster_fixup and not replace(square, tile=(128, 64, 64)).cluster_fixup
     assert not replace(square, schedule="cooperative", tile=(256, 64, 64)).cluster_fixup
-    # Eight peers send seven runs of 8 KiB; a stage of operands has 16 KiB.
-    assert replace(square, stages=4).cluster_fixup and not replace(square, stages=3).cluster_fixup
+    # Eight peers send seven runs of 8 KiB to a warpgroup; that is what a quarter of an SM has not got, nor half of one for two.
+    assert replace(square, schedule="single", ctas_per_sm=3).cluster_fixup
+    assert not replace(square, ctas_per_sm=4).cluster_fixup
+    assert not replace(square, schedule="cooperative", tile=(128, 64, 64), ctas_per_sm=2).cluster_fixup
     for generation in GENERATIONS:
         for dtype, out_dtype in DTYPES:
             found = [spec for spec in families(dtype, out_dtype, generation) if spec.cluster_fixup]

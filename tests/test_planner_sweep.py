@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cutlass_sk import planner
+from cutlass_sk import Gemm, planner
 from cutlass_sk.device import PRESETS
 from cutlass_sk.ensemble import arena, planner_report, planner_sweep, ratios, records
 from cutlass_sk.ensemble.candidates import candidates, identity, thinned
@@ -17,12 +17,21 @@ from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.planner_sweep import Budget, Contest, Pretended, drawn, sample, shapes_of, sweep
 from cutlass_sk.ensemble.records import Log, RecordError
 from cutlass_sk.generator.catalog import families
-from cutlass_sk.generator.spec import at_all_widths
 
 H200 = PRESETS["h200"]
 KERNELS = families("float16", "float16", "sm90a")
-VARIANTS = at_all_widths(KERNELS)
 CONTEST = Contest("float16", KERNELS, H200)
+VARIANTS = CONTEST.variants
+
+
+def test_plans_are_those_of_a_call_with_such_operands() -> None:
+    """How far rows of b are apart decides what loading them costs, and so the plan."""
+    gemm = Gemm("float16", device="h200")
+    problems = drawn(60)
+    planned = [CONTEST.plans(problem)["set"] for problem in problems]
+    assert planned == [gemm._plan(p.m, p.n, p.k, H200, ("t", "n")) for p in problems]
+    assert planned != [gemm.plan(p.m, p.n, p.k) for p in problems]
+    assert {spec.layout_a + spec.layout_b for spec in VARIANTS} == {"tn"}
 
 
 def test_statistics() -> None:
@@ -66,7 +75,7 @@ def test_candidates_hold_together_are_different_and_hold_the_planner_s_choice() 
             plan.check()
         assert len({identity(plan) for plan in found}) == len(found)
         assert identity(planner.make_plan(m, n, k, VARIANTS, H200)) in {identity(plan) for plan in found}
-        assert {plan.kernel for plan in found} == set(VARIANTS)
+        assert {plan.kernel for plan in found} == {spec.with_layouts("t", "t") for spec in VARIANTS}
     large = candidates(4096, 4096, 512, KERNELS, H200)
     assert {plan.raster_swizzle for plan in large} == {1, 2, 4, 8}
     few = candidates(128, 128, 8192, KERNELS, H200)

@@ -95,17 +95,17 @@ def plan_table(plan: Plan) -> Table:
 def why(planned: Planned) -> str:
     """One sentence: what the plan gains over plain data-parallel, or why it is that."""
     plan, plain, stream_k = planned.plan, planned.data_parallel, planned.stream_k
-    waves = f"{_count(plain.tiles, 'tile')} on {_count(plain.requested_grid, 'SM')}, {plain.waves:.2f} waves"
+    waves = f"{_count(plain.tiles, 'tile')}, {round(plain.tiles / plain.waves)} at a time, {plain.waves:.2f} waves"
     if plain.tiles * plain.iters_per_tile <= plan.kernel.cluster_size:
         return f"There is one k-tile ({waves}): nothing to share, {plan.predicted_time_us:.1f} us expected."
     if plan.decomposition == "data_parallel":
         return (
-            f"Data-parallel ({waves}) keeps the SMs {plan.efficiency:.1%} busy; Stream-K would reach {stream_k.efficiency:.1%} "
+            f"Data-parallel ({waves}) keeps its SMs {plan.efficiency:.1%} busy; Stream-K would reach {stream_k.efficiency:.1%} "
             f"and is expected to take {stream_k.predicted_time_us:.1f} us, against {plan.predicted_time_us:.1f} us."
         )
-    gain = "faster" if plan.predicted_time_us < plain.predicted_time_us else "not faster"
+    gain = "faster" if plan.predicted_time_us < plain.predicted_time_us else "slower"
     return (
-        f"Plain data-parallel ({waves}) would keep the SMs {plain.efficiency:.1%} busy; this plan shares k and reaches "
+        f"Plain data-parallel ({waves}) would keep its SMs {plain.efficiency:.1%} busy; this plan shares k and reaches "
         f"{plan.efficiency:.1%}. It is expected to be {gain}: {plan.predicted_time_us:.1f} us against "
         f"{plain.predicted_time_us:.1f} us."
     )

@@ -103,7 +103,9 @@ def _target(spec: KernelSpec, architecture: str | None) -> str:
     if architecture is None:
         return targets[0]
     if architecture not in targets:
-        raise DeviceError(f"{spec.name} cannot be built for sm_{architecture}: {spec.generation} kernels are built for {targets}")
+        raise DeviceError(
+            f"{spec.name} cannot be built for sm_{architecture}: {spec.generation} kernels are built for {', '.join(targets)}"
+        )
     return architecture
 
 

@@ -72,6 +72,21 @@ def test_repeated_calls_give_the_bits_of_the_first(spec: KernelSpec) -> None:
     assert calls.taken >= 0.8 * (calls.taken + calls.refused)
 
 
+@pytest.mark.parametrize("spec", [spec for spec in KERNELS if spec.dtype == "float16" and spec.generation == "sm90a"], ids=str)
+def test_sums_into_one_output_follow_each_other(spec: KernelSpec) -> None:
+    """Each launch reads what the one before it wrote, other SMs' parts of a sector among it: tiles, widths and rasters change, and
+    rows of c start on 16 bytes."""
+    gemm, (m, n, k) = gemm_of(spec), (520, 584, 72)
+    a, b = operands(spec, m, n, k, exact=True)
+    widths = spec.widths[:: max(1, len(spec.widths) - 1)]
+    plans = [gemm.plan(m, n, k, tile_n=width, raster_order=order) for width in widths for order in ("along_m", "along_n")]
+    once = (a.double() @ b.double()).to(gemm.out_dtype)
+    c = torch.zeros(m, n, device="cuda", dtype=gemm.out_dtype)
+    for turn in range(40):  # sums of 40 * 72 at most are exact where they are below 2048, and these are
+        gemm.run(a, b, c, beta=1.0, plan=plans[turn % len(plans)])
+    assert once.abs().max() * 40 < 2048 and torch.equal(c, 40 * once)
+
+
 def test_shared_tiles_are_repeated_natively() -> None:
     gemm = Gemm("float16", kernels=1)
     calls = counted(gemm)
