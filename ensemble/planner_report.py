@@ -101,12 +101,27 @@ def problem(row: Row) -> Problem:
 def wrong(row: Row) -> list[str]:
     """Contenders of a row whose result was beyond the tolerance, or that left barriers behind."""
     ours = [name for name in ("set", "single", "data_parallel", "best") if name in row]
-    return [name for name in ours if not _right(row[name].get("error"), row["tolerance"])]
+    return [name for name in ours if not right(row[name].get("error"), row["tolerance"])]
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
     """The JSON: provenance, and for each dtype what was measured of it. RecordError where rows of several commits or GPUs meet."""
-    rows = list({_identity(row, number): row for number, row in enumerate(rows)}.values())
+    rows = latest(rows)
+    result: dict[str, Any] = {"provenance": source(rows)}
+    for dtype in DTYPES:
+        own = [row for row in rows if row["dtype"] == dtype]
+        if own:
+            result[dtype] = _of_dtype(own, dtype)
+    return result
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """The rows without those that a later one of the same measurement replaces."""
+    return list({_identity(row, number): row for number, row in enumerate(rows)}.values())
+
+
+def source(rows: Sequence[Row]) -> dict[str, Any]:
+    """Provenance and clocks of the rows. RecordError where rows of several commits or GPUs meet, or none has a provenance."""
     sources = [row for row in rows if row["part"] == "provenance"]
     if not sources:
         raise RecordError("the records hold no provenance; they are not planner_sweep's")
@@ -119,12 +134,7 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
     provenance["clocks"] = [
         {name: value for name, value in row.items() if name != "part"} for row in rows if row["part"] == "clocks"
     ]
-    result: dict[str, Any] = {"provenance": provenance}
-    for dtype in DTYPES:
-        own = [row for row in rows if row["dtype"] == dtype]
-        if own:
-            result[dtype] = _of_dtype(own, dtype)
-    return result
+    return provenance
 
 
 def _of_dtype(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
@@ -265,7 +275,8 @@ def _goal(goals: Mapping[str, float] | None, dtype: str, name: str) -> float | N
     return goals.get(f"{dtype}.{name}", goals.get(name))
 
 
-def _right(error: float | None, tolerance: float) -> bool:
+def right(error: float | None, tolerance: float) -> bool:
+    """Whether a largest difference is a number within the tolerance; both over sqrt(k)."""
     return error is not None and isfinite(error) and error <= tolerance
 
 

@@ -47,11 +47,16 @@ INSET = 3.5
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a picture of the kind that the suffix names; WriteError where it cannot be written."""
+    provenance.save(path, rendered(figure, path.suffix))
+
+
+def rendered(figure: Figure, suffix: str, dpi: int = DPI) -> bytes:
+    """A picture as the bytes of a file with this suffix, ``.svg`` or ``.png``."""
     data = BytesIO()
-    with _style():
-        metadata: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(data, format=path.suffix[1:], dpi=DPI, metadata=metadata)
-    provenance.save(path, data.getvalue())
+    with style():
+        metadata: dict[str, Any] = {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None}
+        figure.savefig(data, format=suffix[1:], dpi=dpi, metadata=metadata)
+    return data.getvalue()
 
 
 def schedule_picture(timeline: Timeline, title: str) -> Figure:
@@ -59,7 +64,7 @@ def schedule_picture(timeline: Timeline, title: str) -> Figure:
     row = min(0.62, max(0.12, 14 / timeline.sms))
     top, bottom = 0.72, 0.95
     height = row * timeline.sms + top + bottom
-    with _style():
+    with style():
         figure = _figure(INCHES, height)
         axes = figure.add_axes((LEFT / INCHES, bottom / height, 1 - (LEFT + RIGHT) / INCHES, row * timeline.sms / height))
         axes.set(xlim=(0, timeline.length), ylim=(timeline.sms - 0.5, -0.5))
@@ -80,7 +85,7 @@ def schedule_picture(timeline: Timeline, title: str) -> Figure:
 
 def curves_picture(curves: Sequence[Curve]) -> Figure:
     """Predicted time against g, a panel a problem, the minimum marked."""
-    with _style():
+    with style():
         from matplotlib.ticker import LogLocator, NullLocator
 
         figure = _figure(max(4.8, 3.6 * len(curves)), 3.6)
@@ -108,8 +113,8 @@ def curves_picture(curves: Sequence[Curve]) -> Figure:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
-    """Ours alone, whatever the user's matplotlibrc says."""
+def style() -> Iterator[None]:
+    """The style of our pictures alone, whatever the user's matplotlibrc says."""
     try:
         import matplotlib
     except ImportError:

@@ -3,9 +3,10 @@
 from cutlass_sk.cli import app, main
 
 from .corpus import corpus
+from .report import report
 from .size import size
 
-for command in (size, corpus):
+for command in (size, corpus, report):
     app.command()(command)
 
 __all__ = ["app", "main"]

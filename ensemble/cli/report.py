@@ -1,0 +1,76 @@
+"""``cutlass-sk report``: tables, pictures and a page of measured times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cutlass_sk.cli.options import written_path
+from cutlass_sk.ensemble import report as made
+from cutlass_sk.ensemble.report import Picture, curves, groups
+from cutlass_sk.ensemble.table import SUFFIX, merged, write
+from cutlass_sk.ensemble.table_records import read_any
+from cutlass_sk.errors import WriteError
+from cutlass_sk.provenance import save
+
+
+def table_path(path: Path | None) -> Path | None:
+    if path is not None and path.suffix != SUFFIX:
+        raise typer.BadParameter(f"{str(path)!r} must end in {SUFFIX}")
+    return written_path(path)
+
+
+def report(
+    records: Annotated[
+        list[Path], typer.Argument(metavar="RECORDS...", help="Tables (.parquet) or records of planner_sweep (.jsonl, .jsonl.gz).")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for summary.json, index.html and pictures; made if needed."),
+    ],
+    curve: Annotated[
+        Path | None, typer.Option("--curve", help="Record of kernel_set, such as results/h200/kernel_set_widths.json.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=table_path, help="Also write all times as one table, .parquet.")
+    ] = None,
+) -> None:
+    """The report of measured times: ratios, tables (printed as Markdown), pictures, and one page. Needs no GPU."""
+    read = [(path.name, read_any(path)) for path in records]
+    whole = merged(read)
+    grown = None if curve is None else (curve.name, curves.read_curves(curve))
+    _folder(output)
+    if table is not None:
+        write(table, whole)
+    files = [_file(path, f"{len(found.rows):,} times") for path, (_, found) in zip(records, read, strict=True)]
+    if curve is not None and grown is not None:
+        files.append(_file(curve, f"{len(grown[1])} curves"))
+    found, device = made.grouped(whole), groups.gpu(whole)
+    summary, sections = made.summarize(whole, found, files), made.sections(found)
+    pictures: dict[str, list[Picture]] = {group.title: made.of_group(group, device) for group in found if len(group.problems) > 1}
+    if grown is not None:
+        pictures[""] = [made.of_curves(grown[1], grown[0])]
+    for picture in (picture for several in pictures.values() for picture in several):
+        save(output / f"{picture.name}.png", picture.png)
+        save(output / f"{picture.name}.svg", picture.svg)
+    save(output / "summary.json", json.dumps(summary, indent=1) + "\n")
+    save(output / "index.html", made.page(whole, sections, pictures, summary, device))
+    sys.stdout.write("\n\n".join(section.markdown() for section in sections) + "\n")
+    Console(stderr=True, highlight=False).print(f"{output / 'index.html'}: {len(whole.rows):,} times", soft_wrap=True, markup=False)
+
+
+def _folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"{path} cannot be made: {error.strerror}; name a folder that can be written to") from None
+
+
+def _file(path: Path, holds: str) -> dict[str, str]:
+    return {"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest(), "holds": holds}

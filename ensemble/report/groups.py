@@ -1,0 +1,148 @@
+"""Measurements by what may be compared: one dtype, one corpus, one timing mode. And the ratios of contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cutlass_sk.device import PRESETS, Device
+from cutlass_sk.ensemble.corpus import Problem
+from cutlass_sk.ensemble.planner_report import COMPUTE_BOUND, DTYPES
+from cutlass_sk.ensemble.ratios import Ratios
+from cutlass_sk.ensemble.table import Measurement, Table
+from cutlass_sk.generator.spec import ELEMENT_BYTES
+
+RATIOS: dict[str, tuple[str, str, str]] = {
+    "single_vs_data_parallel": ("data_parallel", "single", "single Stream-K kernel over the same kernel data-parallel"),
+    "single_vs_cublas": ("cublas", "single", "single Stream-K kernel over cuBLAS"),
+    "set_vs_cublas": ("cublas", "set", "Stream-K set over cuBLAS"),
+    "set_vs_cublas_compute_bound": ("cublas", "set", f"Stream-K set over cuBLAS, above {COMPUTE_BOUND} FLOP/B"),
+    "single_vs_oracle": ("oracle", "single", "single Stream-K kernel over the oracle"),
+    "set_vs_oracle": ("oracle", "set", "Stream-K set over the oracle"),
+    "set_vs_cublaslt_best": ("cublaslt_best", "set", "Stream-K set over the best of cuBLASLt's algorithms"),
+    "set_vs_exhaustive": ("best", "set", "Stream-K set as planned over the best of all its plans"),
+    "cublas_vs_itself": ("cublas_again", "cublas", "cuBLAS over itself (noise)"),
+}
+"""Name -> whose time is divided by whose, and what that is called. Above 1 the second is faster."""
+
+CONTENDERS = {
+    "set": "Stream-K set",
+    "single": "single Stream-K kernel",
+    "data_parallel": "same kernel data-parallel",
+    "cublas": "cuBLAS",
+    "oracle": "oracle",
+    "cublaslt_best": "best of cuBLASLt",
+    "best": "best plan of a search",
+}
+TIMINGS = {"back_to_back": "back to back", "isolated": "isolated, cold L2"}
+NOISE = "cublas_again"
+"""A contender that is there for the noise alone."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """What may be compared. ``problems``: each problem's measurements, by contender."""
+
+    dtype: str
+    out_dtype: str
+    corpus: str
+    timing: str
+    problems: Mapping[Problem, Mapping[str, Measurement]]
+
+    @property
+    def dtypes(self) -> str:
+        """The name of the pair of dtypes in records: ``float16``, ``float16_float32``."""
+        return self.dtype if self.dtype == self.out_dtype else f"{self.dtype}_{self.out_dtype}"
+
+    @property
+    def title(self) -> str:
+        arrow = self.dtype if self.dtype == self.out_dtype else f"{self.dtype} -> {self.out_dtype}"
+        return f"{arrow}: {self.corpus}, {TIMINGS[self.timing]}"
+
+    @cached_property
+    def contenders(self) -> list[str]:
+        """All but the noise; those that have a title first, in their order."""
+        found = dict.fromkeys(name for row in self.problems.values() for name in row if name != NOISE)
+        return [*(name for name in CONTENDERS if name in found), *(name for name in found if name not in CONTENDERS)]
+
+    def intensity(self, problem: Problem) -> float:
+        """FLOP a byte."""
+        return problem.intensity(ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[self.out_dtype])
+
+    def times(self, contender: str) -> list[tuple[Problem, float]]:
+        """(problem, microseconds) of every time that counts."""
+        found = ((problem, row[contender].ok_us) for problem, row in self.problems.items() if contender in row)
+        return [(problem, us) for problem, us in found if us is not None]
+
+    def utilisation(self, contender: str, device: Device) -> list[tuple[float, float]]:
+        """(FLOP a byte, percent of the data-sheet peak of ``device``) of every time that counts."""
+        peak = device.tflops(self.dtype)
+        return [(self.intensity(problem), problem.flop / us / 1e6 / peak * 100) for problem, us in self.times(contender)]
+
+    def pairs(self, name: str) -> list[tuple[Problem, float]]:
+        """(problem, speed-up) of every problem that has both times of the ratio ``name``, both with status ok."""
+        other, own, _ = RATIOS[name]
+        theirs = dict(self.times(other))
+        found = []
+        for problem, ours in self.times(own):
+            if problem not in theirs or (name.endswith("_compute_bound") and self.intensity(problem) <= COMPUTE_BOUND):
+                continue
+            # The plan that the set chose is one of those that a search tried.
+            best = min(theirs[problem], ours) if name == "set_vs_exhaustive" else theirs[problem]
+            found.append((problem, best / ours))
+        return found
+
+    def ratios(self) -> dict[str, Ratios]:
+        """Every ratio that at least one problem has both times of."""
+        made = {name: Ratios.of([ratio for _, ratio in self.pairs(name)]) for name in RATIOS}
+        return {name: ratios for name, ratios in made.items() if ratios.n}
+
+    def left_out(self) -> dict[str, dict[str, int]]:
+        """By contender and status, how many measurements are not counted."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self.problems.values():
+            for contender, measured in row.items():
+                if measured.status != "ok":
+                    counts = found.setdefault(contender, {})
+                    counts[measured.status] = counts.get(measured.status, 0) + 1
+        return found
+
+    @cached_property
+    def chief(self) -> str | None:
+        """The ratio that problems are ranked by, if there is one: the first measured of the set, else of the single kernel."""
+        wanted = ("set_vs_cublas", "single_vs_cublas", "set_vs_exhaustive", "single_vs_data_parallel")
+        return next((name for name in wanted if self.pairs(name)), None)
+
+
+def grouped(table: Table) -> list[Group]:
+    """The groups of a table: dtypes in the order of the records, within one the groups with most problems first."""
+    found: dict[tuple[str, str, str, str], dict[Problem, dict[str, Measurement]]] = {}
+    for row in table.rows:
+        problems = found.setdefault((row.dtype, row.out_dtype, row.corpus, row.timing), {})
+        problems.setdefault(row.problem, {})[row.contender] = row
+    order = list(DTYPES.values())
+
+    def place(group: Group) -> tuple[int, int]:
+        pair = (group.dtype, group.out_dtype)
+        return order.index(pair) if pair in order else len(order), -len(group.problems)
+
+    return sorted((Group(*key, problems) for key, problems in found.items()), key=place)
+
+
+def gpu(table: Table) -> Device:
+    """The preset whose data-sheet peaks stand for the GPU that was measured; the H200's where it has none."""
+    name = next((str(source.get("gpu")) for source in table.sources), "").lower()
+    return next((device for key, device in PRESETS.items() if key in name), PRESETS["h200"])
+
+
+def plan_text(measured: Measurement) -> str:
+    """A plan in a few words; empty for a contender without one."""
+    if measured.decomposition is None:
+        return ""
+    words = {
+        "stream_k": f"{measured.sk_tiles} tiles in {measured.sk_units} shares",
+        "split_k": f"{measured.splits} splits",
+    }
+    shared = words.get(measured.decomposition)
+    return f"{measured.decomposition}{f', {shared}' if shared else ''}, {measured.grid} CTAs, {measured.raster}"
