@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
-from cutlass_sk import env
+from cutlass_sk import env, operands
 from cutlass_sk.device import Device
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.ensemble.candidates import identity
@@ -56,6 +57,22 @@ add split-K partials in 16 bits."""
 
 Launch = Callable[[int, int, int], object]
 """Enqueues one launch on the arena's stream; a, b and c are device addresses."""
+Identity = tuple[object, ...]
+"""What ``candidates.identity`` gives of a plan."""
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+"""Enqueues c <- a @ b on the current stream: a (m, k), b (k, n), c (m, n)."""
+Other = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]
+"""Given a, b and c of a problem, allocates what their product needs beside them, and gives its ``Call`` for all buffer sets."""
+
+
+class OnViews(NamedTuple):
+    """A launch that takes tensors and not addresses."""
+
+    call: Call
+
+
+class TooLarge(ValueError):
+    """A problem that does not fit into the arena's pools."""
 
 
 @dataclass(frozen=True)
@@ -150,37 +167,51 @@ class Arena:
         self._barriers = torch.zeros(1 << 20, dtype=torch.uint8, device=self.where)
         self._stream = torch.cuda.Stream()
         self._events: list[torch.cuda.Event] = []
-        self._bound: dict[tuple[object, ...], Launch] = {}
+        self._bound: dict[Identity, Launch | OnViews] = {}
         torch.cuda.synchronize()
 
-    def time(self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False) -> dict[str, Timed]:
-        """Every plan and cuBLAS, back to back in graphs. Plans that launch the same are timed once. ``again``: cuBLAS twice."""
+    def time(
+        self,
+        problem: Problem,
+        plans: Mapping[str, Plan],
+        *,
+        again: bool = False,
+        others: Mapping[str, Other] | None = None,
+        expected_us: float = inf,
+    ) -> dict[str, Timed]:
+        """Every plan and cuBLAS, back to back in graphs. Plans that launch the same are timed once. ``again``: cuBLAS twice.
+
+        others        contenders that are no plans, by name: checked and timed as plans are
+        expected_us   what a launch is expected to take, where there are no plans to say it
+        """
         with torch.cuda.stream(self._stream):
             apart = {identity(plan): plan for plan in plans.values()}
-            predicted_us = min(plan.predicted_time_us for plan in apart.values())
+            predicted_us = min([expected_us, *(plan.predicted_time_us for plan in apart.values())])
             buffers = self._buffers(problem, launches_for(predicted_us))
-            errors = dict(zip(apart, self._check(problem, buffers, list(apart.values())), strict=True))
-            contenders: dict[object, tuple[Launch | None, float]] = {
-                name: (self._bind(plan, problem), plan.predicted_time_us)
-                for name, plan in apart.items()
-                if errors[name] is not None
+            errors, launches = self._ready(problem, buffers, apart, others or {}, again)
+            contenders: dict[object, tuple[Launch | OnViews | None, float]] = {
+                name: (launch, apart[name].predicted_time_us if isinstance(name, tuple) else predicted_us)
+                for name, launch in launches.items()
             }
-            contenders[CUBLAS] = (None, predicted_us)
-            if again:
-                contenders[CUBLAS_AGAIN] = (None, predicted_us)
             times = self._replay(buffers, contenders)
-        return self._timed(plans, times, errors)
+        return self._timed(plans, others or {}, times, errors)
 
-    def time_isolated(self, problem: Problem, plans: Mapping[str, Plan]) -> dict[str, Timed]:
-        """Every plan and cuBLAS, one launch at a time with other memory read before it, so that no operand is in the L2."""
+    def time_isolated(
+        self,
+        problem: Problem,
+        plans: Mapping[str, Plan],
+        *,
+        again: bool = False,
+        others: Mapping[str, Other] | None = None,
+    ) -> dict[str, Timed]:
+        """Every plan and cuBLAS, one launch at a time with other memory read before it, so that no operand is in the L2.
+
+        again, others   as of ``time``
+        """
         with torch.cuda.stream(self._stream):
             apart = {identity(plan): plan for plan in plans.values()}
             buffers = self._buffers(problem, ISOLATED_REPEATS + 1)
-            errors = dict(zip(apart, self._check(problem, buffers, list(apart.values())), strict=True))
-            launches: dict[object, Launch | None] = {
-                name: self._bind(plan, problem) for name, plan in apart.items() if errors[name] is not None
-            }
-            launches[CUBLAS] = None
+            errors, launches = self._ready(problem, buffers, apart, others or {}, again)
             pairs: dict[object, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in launches}
             events = self._take_events(2 * len(launches) * (ISOLATED_REPEATS + 1))
             for turn in range(ISOLATED_REPEATS + 1):
@@ -194,11 +225,13 @@ class Arena:
                         pairs[name].append((begin, end))
             self._stream.synchronize()
         times = {name: median(begin.elapsed_time(end) * 1e3 for begin, end in found) for name, found in pairs.items()}
-        return self._timed(plans, times, errors)
+        return self._timed(plans, others or {}, times, errors)
 
-    def search(self, problem: Problem, plans: Sequence[Plan], chosen: Plan) -> Search:
-        """The best of ``plans``. First launches are checked and timed, the slow ones left; the rest is timed in short graphs; the
-        best ``FINALISTS`` run once more, beside ``chosen`` and cuBLAS, in the graphs of ``time``."""
+    def shortlist(self, problem: Problem, plans: Sequence[Plan]) -> tuple[list[Plan], tuple[Plan, ...]]:
+        """The ``FINALISTS`` fastest of ``plans``, fastest first, and those that were wrong or refused.
+
+        First launches are checked and timed, the slow ones left; the rest is timed in short graphs.
+        """
         with torch.cuda.stream(self._stream):
             least_us = min(plan.predicted_time_us for plan in plans)
             buffers = self._buffers(problem, launches_for(least_us))
@@ -208,11 +241,15 @@ class Arena:
             right = [(us, plan) for us, plan in zip(first_us, plans, strict=True) if plan not in wrong]
             limit = min((us for us, _ in right), default=0.0) * SLOW_FACTOR + SLOW_US
             near = {number: (us, plan) for number, (us, plan) in enumerate(right) if us <= limit}
-            short: dict[object, tuple[Launch | None, float]] = {
+            short: dict[object, tuple[Launch | OnViews | None, float]] = {
                 number: (self._bind(plan, problem), us) for number, (us, plan) in near.items()
             }
             times = self._replay(buffers, short, search=True) if short else {}
-        finalists = [near[number][1] for number in sorted(near, key=lambda number: times[number])[:FINALISTS]]
+        return [near[number][1] for number in sorted(near, key=lambda number: times[number])[:FINALISTS]], wrong
+
+    def search(self, problem: Problem, plans: Sequence[Plan], chosen: Plan) -> Search:
+        """The best of ``plans``: the ``shortlist`` runs once more, beside ``chosen`` and cuBLAS, in the graphs of ``time``."""
+        finalists, wrong = self.shortlist(problem, plans)
         names = {f"finalist_{number}": plan for number, plan in enumerate(finalists)}
         final = self.time(problem, {"chosen": chosen, **names})
         best = [(us, number) for number, name in enumerate(names) if (us := final[name].us) is not None]
@@ -220,6 +257,14 @@ class Arena:
         cublas_us = final[CUBLAS].us
         assert cublas_us is not None
         return Search(len(plans), wrong, ranked, final["chosen"], cublas_us)
+
+    def lost(self) -> bool:
+        """Whether the GPU takes no more work from this process, as after a kernel that read where there is no memory."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -235,7 +280,7 @@ class Arena:
         a_bytes, b_bytes, c_bytes = (-(-size // 256) * 256 for size in (m * k * item, k * n * item, m * n * item_c))
         sets = min(most, POOL_BYTES // (a_bytes + b_bytes), POOL_BYTES // c_bytes)
         if sets < 1 or 2 * c_bytes > POOL_BYTES:
-            raise ValueError(f"{m}x{n}x{k} does not fit into pools of {POOL_BYTES} bytes")
+            raise TooLarge(f"{m}x{n}x{k} does not fit into pools of {POOL_BYTES} bytes")
         base, base_c = self._inputs.data_ptr(), self._outputs.data_ptr()
         addresses, views = [], []
         for number in range(sets):
@@ -251,61 +296,106 @@ class Arena:
             )
         return Buffers(tuple(addresses), tuple(views), a_bytes + b_bytes + c_bytes)
 
-    def _bind(self, plan: Plan, problem: Problem) -> Launch:
+    def _ready(
+        self, problem: Problem, buffers: Buffers, apart: Mapping[Identity, Plan], others: Mapping[str, Other], again: bool
+    ) -> tuple[dict[object, float | None], dict[object, Launch | OnViews | None]]:
+        """Errors of all plans and others, and launches of those that run: plans by their identity, others and cuBLAS by name."""
+        made = {name: OnViews(other(*buffers.views[0])) for name, other in others.items()}
+        checked = self._check(problem, buffers, list(apart.values()), others=list(made.values()))
+        errors: dict[object, float | None] = dict(zip([*apart, *made], checked, strict=True))
+        launches: dict[object, Launch | OnViews | None] = {
+            name: self._bind(plan, problem) for name, plan in apart.items() if errors[name] is not None
+        }
+        launches |= {name: launch for name, launch in made.items() if errors[name] is not None}
+        return errors, {**launches, CUBLAS: None, **({CUBLAS_AGAIN: None} if again else {})}
+
+    def _bind(self, plan: Plan, problem: Problem) -> Launch | OnViews:
         """A launch of ``plan`` on operands whose addresses are given later. It stays the same one until ``_buffers`` begins a
         problem, so that what a kernel does at its first launch is not captured."""
         if (known := self._bound.get(identity(plan))) is None:
             known = self._bound[identity(plan)] = self._made(plan, problem)
         return known
 
-    def _made(self, plan: Plan, problem: Problem) -> Launch:
+    def _made(self, plan: Plan, problem: Problem) -> Launch | OnViews:
         m, n, k = problem.m, problem.n, problem.k
         layout_a, layout_b = self.layouts
-        leading_a, leading_b = (k if layout_a == "t" else m), (n if layout_b == "t" else k)
         if plan.partials_bytes > self._partials.numel():
             self._partials = torch.empty(plan.partials_bytes, dtype=torch.uint8, device=self.where)
         if plan.barrier_bytes > self._barriers.numel():
             self._barriers = torch.zeros(plan.barrier_bytes, dtype=torch.uint8, device=self.where)
         workspace = self._partials, self._barriers
-        spec = plan.kernel.with_layouts(layout_a, layout_b)
-        return prepared(spec, plan, problem_struct(m, n, k, leading_a, leading_b, n), self.device, self._stream, *workspace)
+        # As a call prepares them: operands that start on other than 16 bytes are packed, and the copies count.
+        views = (
+            _matrix(self._inputs, m, k, layout_a, 0),
+            _matrix(self._inputs, k, n, layout_b, 0),
+            _matrix(self._outputs, m, n, "t", 0),
+        )
+        ready = operands.prepare(*views, plan.kernel, read_c=False)
+        spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
+        leading_c = operands.leading_dimension(ready.c, spec.alignment_c)
+        struct = problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c)
+        launch = prepared(spec, plan, struct, self.device, self._stream, *workspace)
+        if ready.a.tensor is views[0] and ready.b.tensor is views[1] and ready.result is None:
+            return launch
 
-    def _launch(self, launch: Launch | None, buffers: Buffers, number: int) -> None:
+        def packed(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+            if ready.a.tensor is not views[0]:
+                ready.a.tensor[:m, :k].copy_(a)
+                a = ready.a.tensor
+            if ready.b.tensor is not views[1]:
+                ready.b.tensor[:k, :n].copy_(b)
+                b = ready.b.tensor
+            launch(a.data_ptr(), b.data_ptr(), (c if ready.result is None else ready.c).data_ptr())
+            if ready.result is not None:
+                c.copy_(ready.c[:, :n])
+
+        return OnViews(packed)
+
+    def _launch(self, launch: Launch | OnViews | None, buffers: Buffers, number: int) -> None:
         """Enqueues a launch on a buffer set; None: cuBLAS's."""
         number %= len(buffers.addresses)
+        a, b, c = buffers.views[number]
+        if isinstance(launch, OnViews):
+            launch.call(a, b, c)
+            return
         if launch is not None:
             launch(*buffers.addresses[number])
             return
-        a, b, c = buffers.views[number]
         if self._mixed:
             torch.mm(a, b, out_dtype=c.dtype, out=c)
         else:
             torch.mm(a, b, out=c)
 
     def _check(
-        self, problem: Problem, buffers: Buffers, plans: Sequence[Plan], first_us: list[float] | None = None
+        self,
+        problem: Problem,
+        buffers: Buffers,
+        plans: Sequence[Plan],
+        first_us: list[float] | None = None,
+        others: Sequence[OnViews] = (),
     ) -> list[float | None]:
         """Launches everything once, on the first set. Largest differences from cuBLAS over sqrt(k), NaN where an element was not
         written; None where a plan was refused or barriers were left set, after which a launch may not end. One wait for all.
 
         first_us   gets the time of each plan's second launch
         """
-        a, b, expected = buffers.addresses[0][0], buffers.addresses[0][1], buffers.views[0][2]
+        a, b, expected = buffers.views[0]
         m, n = expected.shape
         offset = POOL_BYTES // 2 // self._outputs.element_size()
         result = _matrix(self._outputs, m, n, "t", offset)
-        address = self._outputs.data_ptr() + offset * self._outputs.element_size()
+        target = Buffers(((a.data_ptr(), b.data_ptr(), result.data_ptr()),), ((a, b, result),), buffers.set_bytes)
         self._launch(None, buffers, 0)
         found: list[torch.Tensor] = []
         pairs: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = []
-        events = self._take_events(2 * len(plans))
-        for plan in plans:
-            launch = self._bind(plan, problem)
+        events = self._take_events(2 * (len(plans) + len(others)))
+        for plan in (*plans, *others):
+            launch = plan if isinstance(plan, OnViews) else self._bind(plan, problem)
             result.fill_(float("nan"))
             try:
-                launch(a, b, address)
+                self._launch(launch, target, 0)
             except LaunchError as error:
-                print(f"{problem.m}x{problem.n}x{problem.k}: {plan.kernel} refused its plan: {error}", file=sys.stderr)
+                kernel = "a contender" if isinstance(plan, OnViews) else plan.kernel
+                print(f"{problem.m}x{problem.n}x{problem.k}: {kernel} refused its plan: {error}", file=sys.stderr)
                 refused = torch.ones((), dtype=torch.float64, device=self.where)
                 found += [refused, refused]
                 pairs.append(None)
@@ -313,12 +403,12 @@ class Arena:
             if first_us is not None:
                 begin, end = next(events), next(events)
                 begin.record()
-                launch(a, b, address)
+                self._launch(launch, target, 0)
                 end.record()
                 pairs.append((begin, end))
             difference = torch.sub(result, expected).abs_().amax().double()
             found += [difference, self._barriers.amax().double()]
-        values = torch.stack(found).tolist()  # waits
+        values = torch.stack(found).tolist() if found else []  # waits
         if first_us is not None:
             first_us += [pair[0].elapsed_time(pair[1]) * 1e3 if pair else inf for pair in pairs]
         if any(values[1::2]):
@@ -329,7 +419,7 @@ class Arena:
     def _replay(
         self,
         buffers: Buffers,
-        contenders: Mapping[object, tuple[Launch | None, float]],
+        contenders: Mapping[object, tuple[Launch | OnViews | None, float]],
         search: bool = False,
     ) -> dict[object, float]:
         """Median microseconds a launch, by contender: (launch or None for cuBLAS, predicted time). ``search``: short graphs."""
@@ -369,9 +459,14 @@ class Arena:
         }
 
     def _timed(
-        self, plans: Mapping[str, Plan], times: Mapping[object, float], errors: Mapping[tuple[object, ...], float | None]
+        self,
+        plans: Mapping[str, Plan],
+        others: Iterable[str],
+        times: Mapping[object, float],
+        errors: Mapping[object, float | None],
     ) -> dict[str, Timed]:
         timed = {name: Timed(times.get(identity(plan)), errors[identity(plan)]) for name, plan in plans.items()}
+        timed |= {name: Timed(times.get(name), errors[name]) for name in others}
         return {**timed, **{name: Timed(times[name]) for name in (CUBLAS, CUBLAS_AGAIN) if name in times}}
 
     def _evict(self) -> None:
