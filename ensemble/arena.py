@@ -388,7 +388,8 @@ class Arena:
         found: list[torch.Tensor] = []
         pairs: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = []
         events = self._take_events(2 * (len(plans) + len(others)))
-        for plan in (*plans, *others):
+        everything: list[Plan | OnViews] = [*plans, *others]
+        for plan in everything:
             launch = plan if isinstance(plan, OnViews) else self._bind(plan, problem)
             result.fill_(float("nan"))
             try:
