@@ -1,0 +1,343 @@
+"""A bench without a GPU: its order, its folder, which survives being killed, its statuses, and shards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from command_line import CommandLine
+from rich.console import Console
+
+import cutlass_sk.ensemble.cli  # noqa: F401  the command joins the command line
+from cutlass_sk.device import PRESETS
+from cutlass_sk.ensemble import bench, bench_measure
+from cutlass_sk.ensemble.arena import Timed, TooLarge
+from cutlass_sk.ensemble.bench_measure import MadeUp, Task
+from cutlass_sk.ensemble.bench_store import LOG, TABLE, Folder, merge, read_folder
+from cutlass_sk.ensemble.cli.bench import show
+from cutlass_sk.ensemble.contenders import CONTENDERS, chosen
+from cutlass_sk.ensemble.corpus import Corpus, Problem, paper
+from cutlass_sk.ensemble.planner_sweep import Budget
+from cutlass_sk.ensemble.table import Measurement, Table, TableError, read, write
+from cutlass_sk.errors import DeviceError, WriteError
+from cutlass_sk.plan import Plan
+
+H200 = PRESETS["h200"]
+SETUP = bench.setup_of("float16", H200)
+CORPUS = paper(count=20)
+SOURCE = {"schema": 1, "made_up": True, "gpu": "none", "commit": "abc", "torch": "2", "contenders": ["set"], "corpus": "x"}
+DRY = ("--dry-run", "--commit", "abc", "--contenders", "set,cublas,cublas_again")
+
+
+def tasks(count: int = 20, timing: str = "back_to_back") -> list[Task]:
+    return list(bench.tasks(bench.ordered(CORPUS, count), [SETUP], [timing]))  # type: ignore[list-item]
+
+
+def row(m: int, contender: str = "set", us: float | None = 1.0, status: str = "ok") -> Measurement:
+    return Measurement("x", "float16", "float16", m, 64, 64, "back_to_back", contender, us, status)
+
+
+def measured(one: MadeUp, names: Sequence[str], task: Task | None = None) -> dict[str, Measurement]:
+    task = task or tasks()[0]
+    rows, _ = bench_measure.measure(task, "x", chosen(names), one, 0.01, lambda line: None)
+    return {row.contender: row for row in rows}
+
+
+def test_a_dry_sweep_has_a_row_for_every_contender(tmp_path: Path, cutlass_sk: CommandLine) -> None:
+    names = ",".join(CONTENDERS)
+    options = ("--contenders", names, "--dtype", "float16,float64", "--timing", "both", "--limit", "16", "--corpus", "paper/raw")
+    status, out, err = cutlass_sk("bench", "-o", str(tmp_path / "made"), "--dry-run", *options)
+    assert (status, out) == (0, "") and err.startswith("16 of 16 problems, 16 of them now, ") and "problems/s" in err
+    table = read(tmp_path / "made" / TABLE)
+    assert len(table.rows) == (16 * 8 + 2) * 2 * 2 and table == read_folder(tmp_path / "made")
+    (source,) = table.sources
+    assert source["made_up"] is True and "made up" in source["gpu"] and source["corpus"] == "paper/raw"
+    assert source["corpus_sha256"] == paper("raw").sha256
+    statuses = {(r.contender, r.dtype): r.status for r in table.rows if r.n % 8}
+    assert statuses.pop(("cublas_fp32_reduce", "float64")) == "not_timed" and set(statuses.values()) == {"ok"}
+    for r in table.rows:
+        assert (r.kernel is None) == r.contender.startswith("cublas") and (r.us is None) == (r.status == "not_timed")
+    oracle = {r.key[:7]: r.us for r in table.rows if r.contender == "oracle"}
+    for r in table.rows:  # the same data-parallel plan is one of the oracle's
+        if r.contender == "data_parallel":
+            assert (oracle[r.key[:7]] or 0) <= (r.us or 0)
+    status, _, err = cutlass_sk("bench", "-o", str(tmp_path / "made"), "--dry-run", *options)
+    assert status == 0 and "16 of 16 problems, 0 of them now; " in err
+    assert read(tmp_path / "made" / TABLE) == table
+    again = [json.loads(line) for line in (tmp_path / "made" / LOG).read_text().splitlines()]
+    assert sum("run" in line for line in again) == 1 and {tuple(line.get("tried", {}).get("oracle", ())) for line in again[1:]}
+
+
+def test_the_order_is_fixed_and_shuffled_and_shards_are_parts_of_it() -> None:
+    corpus = Corpus("x", tuple(Problem(size, 64, 64) for size in range(8, 8008, 8)) * 2)
+    order = bench.ordered(corpus)
+    assert order == bench.ordered(corpus) and [place for place, _ in order] == list(range(1000))
+    assert {problem.m for _, problem in order} == set(range(8, 8008, 8)), "each once"
+    first = [problem.m for _, problem in bench.ordered(corpus, 100)]
+    assert first == [problem.m for _, problem in order[:100]] and first != sorted(first)
+    assert 3400 < sum(first) / 100 < 4600  # of all: 4004, with a standard deviation of 230 for 100
+    shards = [order[index::3] for index in range(3)]
+    assert sorted(place for part in shards for place, _ in part) == list(range(1000))
+    done = [task.problem for task in bench.tasks(order[:3], [SETUP, SETUP], ["back_to_back", "isolated"])]
+    assert done == [problem for _, problem in order[:3] for _ in range(4)]
+
+
+def test_a_budget_is_respected_and_what_is_left_is_measured_later(tmp_path: Path) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    def run(budget: Budget) -> bench.Ran:
+        with Folder(tmp_path / "f", SOURCE) as folder:
+            return bench.sweep(tasks(), "x", chosen(["set"]), {("float16", "float16"): (MadeUp(SETUP), 1.0)}, folder, budget)
+
+    assert run(Budget(8.0, clock)) == bench.Ran(7, False)
+    assert {(r.m, r.n, r.k) for r in read_folder(tmp_path / "f").rows} == {task.key[2:5] for task in tasks()[:7]}
+    assert run(Budget(1e9)) == bench.Ran(13, True)
+    assert run(Budget(0.0)) == bench.Ran(0, True)
+    assert len(read_folder(tmp_path / "f").rows) == 20
+
+
+def test_nothing_is_lost_or_doubled_by_sigkill(tmp_path: Path, cutlass_sk: CommandLine) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    options = ("--limit", "1500", *DRY)
+    log, held = killed / LOG, b""
+    for wanted in (30, 600):
+        command = [sys.executable, "-c", "from cutlass_sk.ensemble.cli import main; main()", "bench", "-o", str(killed), *options]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        end = monotonic() + 60
+        while not (log.exists() and log.read_bytes().count(b"\n") >= wanted):
+            assert process.poll() is None and monotonic() < end, process.stderr and process.stderr.read()
+            sleep(0.001)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL and process.stderr
+        process.stderr.close()
+        now = log.read_bytes()
+        assert now.startswith(held), "earlier lines stay as they were"
+        held = now[: now.rindex(b"\n") + 1]
+    assert not (killed / TABLE).exists()
+    measured_before = sum(b'"run"' not in line for line in held.splitlines())
+    status, _, err = cutlass_sk("bench", "-o", str(killed), *options)
+    assert status == 0 and err.startswith(f"1,500 of 1,500 problems, {1500 - measured_before:,} of them now")
+    assert log.read_bytes().startswith(held)
+    assert cutlass_sk("bench", "-o", str(whole), *options)[0] == 0
+    assert read(killed / TABLE).rows == read(whole / TABLE).rows and len(read(whole / TABLE).sources) == 1
+    assert len(read(killed / TABLE).sources) == 3
+
+
+def test_a_line_that_was_cut_off_anywhere_is_measured_again(tmp_path: Path) -> None:
+    with Folder(tmp_path, SOURCE) as folder:
+        for m in (8, 16):
+            folder.append([row(m), row(m, "cublas", None, "failed")])
+    data = (tmp_path / LOG).read_bytes()
+    second = data.index(b"\n", data.index(b"\n") + 1) + 1
+    for end in range(data.index(b"\n") + 1, len(data)):
+        (tmp_path / LOG).write_bytes(data[:end])
+        complete = (end >= second - 1) + (end >= len(data) - 1)  # a newline alone may lack
+        assert len(read_folder(tmp_path).rows) == 2 * complete
+        with Folder(tmp_path, SOURCE) as folder:
+            assert len(folder.done) == complete
+            if complete < 2:
+                folder.append([row(16), row(16, "cublas", None, "failed")])
+        assert [r.m for r in read_folder(tmp_path).rows] == ([8] * 2 if complete else []) + [16] * 2
+
+
+def test_shards_merged_are_one_whole_run(tmp_path: Path, cutlass_sk: CommandLine) -> None:
+    shards = [str(tmp_path / f"s{index}") for index in range(3)]
+    for index, folder in enumerate(shards):
+        assert cutlass_sk("bench", "-o", folder, "--limit", "50", "--shard", f"{index}/3", *DRY)[0] == 0
+    assert cutlass_sk("bench", "-o", str(tmp_path / "whole"), "--limit", "50", *DRY)[0] == 0
+    mixed = [shards[0], shards[1], str(Path(shards[2]) / TABLE)]  # tables are taken, too
+    status, _, err = cutlass_sk("bench", "merge", *mixed, "-o", str(tmp_path / "all.parquet"))
+    assert status == 0 and err.endswith("all.parquet: 107 times\n")
+    table = read(tmp_path / "all.parquet")
+    assert table.rows == read(tmp_path / "whole" / TABLE).rows and [s["shard"] for s in table.sources] == ["0/3", "1/3", "2/3"]
+    assert sum(r.contender == "cublas_again" for r in table.rows) == 7, "every 8th of all problems, not of a shard"
+    with pytest.raises(TableError, match="2 rows of the same measurement"):
+        merge([Path(shards[0]), Path(shards[0])])
+
+
+DIFFERENCES: dict[str, tuple[Any, str]] = {
+    "gpu": ("another", "gpu none, another"),
+    "commit": ("def", "commit abc, def"),
+    "corpus_sha256": ("0", "corpus_sha256 None, 0"),
+    "made_up": (False, "b are measured"),
+    "schema": (99, "version 99 of the schema, and this program reads 1"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_what_does_not_match_is_neither_merged_nor_added_to(tmp_path: Path, name: str) -> None:
+    value, message = DIFFERENCES[name]
+    for folder, source, m in (("a", SOURCE, 8), ("b", {**SOURCE, name: value}, 16)):
+        with Folder(tmp_path / folder, source) as opened:
+            opened.append([row(m)])
+    with pytest.raises(TableError, match=message):
+        merge([tmp_path / "a", tmp_path / "b"])
+    before = (tmp_path / "b" / LOG).read_bytes()
+    with pytest.raises(TableError, match="new folder"):
+        Folder(tmp_path / "b", SOURCE)
+    assert (tmp_path / "b" / LOG).read_bytes() == before
+
+
+def test_a_folder_takes_one_process_and_one_list_of_contenders(tmp_path: Path) -> None:
+    with Folder(tmp_path, SOURCE) as folder:
+        folder.append([row(8)])
+        with pytest.raises(WriteError, match="another cutlass-sk bench"):
+            Folder(tmp_path, SOURCE)
+    with pytest.raises(TableError, match=r"contenders \['set'\], \['cublas'\]"):
+        Folder(tmp_path, {**SOURCE, "contenders": ["cublas"]})
+    with Folder(tmp_path, SOURCE) as folder:
+        assert folder.compact() == tmp_path / TABLE
+    (tmp_path / LOG).unlink()
+    with pytest.raises(TableError, match=r"without the times\.jsonl"):
+        Folder(tmp_path, SOURCE)
+    (tmp_path / LOG).write_text('{"part": "main"}\n')
+    with pytest.raises(TableError, match="nothing that cutlass-sk bench measured"):
+        Folder(tmp_path, SOURCE)
+    with pytest.raises(TableError, match=r"holds no times\.jsonl"):
+        read_folder(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match="cannot be written"):
+        Folder(tmp_path / "file", SOURCE)
+
+
+class Faulty(MadeUp):
+    """Refuses, gets wrong, or raises at what it is told to; and then may be lost."""
+
+    def __init__(self, errors: Mapping[str, Timed] = {}, raising: str = "", gone: bool = False) -> None:
+        super().__init__(SETUP)
+        self.errors, self.raising, self.gone, self.calls = errors, raising, gone, 0
+
+    def time(self, problem: Problem, plans: Mapping[str, Plan], **more: Any) -> dict[str, Timed]:
+        self.calls += 1
+        if self.raising and self.raising in {*plans, *more.get("others", ())}:
+            raise RuntimeError("out of memory")
+        return {**super().time(problem, plans, **more), **self.errors}
+
+    def lost(self) -> bool:
+        return self.gone
+
+
+def test_statuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = float("nan")
+    refused = {"set": Timed(None, None), "single": Timed(2.0, 0.5), "data_parallel": Timed(3.0, nan), "cublas": Timed(5.0)}
+    found = measured(Faulty(refused), list(refused))
+    assert {name: (r.status, r.us, r.error) for name, r in found.items()} == {
+        "set": ("failed", None, None),
+        "single": ("wrong", 2.0, 0.5),
+        "data_parallel": ("wrong", 3.0, None),
+        "cublas": ("ok", 5.0, None),
+    }
+    others = measured(Faulty({"cublas_fp32_reduce": Timed(4.0, 9.0)}), ["cublas_fp32_reduce", "cublas_padded"])
+    assert [r.status for r in others.values()] == ["wrong", "not_timed"] and not others["cublas_padded"].us
+    # The fastest right one of the oracle's counts; wrong ones do not, however fast.
+    best = measured(Faulty({"oracle 0": Timed(1.0, 7.0), "oracle 1": Timed(9.0, 0.0), "oracle 2": Timed(8.0, 0.0)}), ["oracle"])
+    assert (best["oracle"].status, best["oracle"].us) == ("ok", 8.0) and best["oracle"].decomposition == "data_parallel"
+    monkeypatch.setattr(MadeUp, "shortlist", lambda self, problem, plans: ([], tuple(plans)))
+    assert measured(MadeUp(SETUP), ["oracle", "set"])["oracle"].status == "failed"
+
+
+def test_what_raises_is_recorded_and_the_others_are_timed() -> None:
+    faulty = Faulty(raising="single")
+    found = measured(faulty, ["set", "single", "cublas"])
+    assert {name: r.status for name, r in found.items()} == {"set": "ok", "single": "failed", "cublas": "ok"}
+    assert faulty.calls == 5  # all, one by one, those that do not raise
+
+    class Small(MadeUp):
+        def time(self, *arguments: Any, **more: Any) -> dict[str, Timed]:
+            raise TooLarge("does not fit")
+
+    assert {r.status for r in measured(Small(SETUP), ["set", "cublas"]).values()} == {"not_timed"}
+    huge = Task(0, Problem(2**31 - 1, 2**31 - 1, 8), SETUP, "back_to_back")  # no plan can count its tiles
+    assert measured(MadeUp(SETUP), ["set"], huge)["set"].status == "failed"
+
+
+def test_a_lost_gpu_ends_the_sweep_and_the_next_run_goes_on_behind_it(tmp_path: Path) -> None:
+    def run(one: MadeUp) -> bench.Ran:
+        with Folder(tmp_path, SOURCE) as folder:
+            benches = {("float16", "float16"): (one, 1.0)}
+            return bench.sweep(tasks(3), "x", chosen(["set"]), benches, folder, Budget(1e9), tell=lambda line: None)
+
+    with pytest.raises(DeviceError, match="goes on after it"):
+        run(Faulty(raising="set", gone=True))
+    assert [r.status for r in read_folder(tmp_path).rows] == ["failed"]
+    assert run(MadeUp(SETUP)) == bench.Ran(2, True)
+    assert sorted(r.status for r in read_folder(tmp_path).rows) == ["failed", "ok", "ok"]
+
+
+def test_isolated_times_are_asked_for_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MadeUp, "time_isolated", lambda self, problem, plans, **more: {name: Timed(7.0, 0.0) for name in plans})
+    assert measured(MadeUp(SETUP), ["set"], tasks(1, "isolated")[0])["set"][6:10] == ("isolated", "set", 7.0, "ok")
+    assert measured(MadeUp(SETUP), ["set"])["set"].us != 7.0
+
+
+def test_kernels_are_built_row_major_too_where_operands_are_packed() -> None:
+    aligned = bench.needed(SETUP, [Problem(8, 8, 8)])
+    assert aligned == [spec.with_layouts("t", "n") for spec in SETUP.kernels]
+    ragged = bench.needed(SETUP, [Problem(8, 8, 8), Problem(8, 8, 9)])
+    assert set(ragged) == {spec.with_layouts("t", b) for spec in SETUP.kernels for b in ("t", "n")}  # type: ignore[arg-type]
+
+
+def test_errors_of_the_command_line(tmp_path: Path, cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("m,n,k\n8,8,8\n8,x,8\n")
+    folder = ("bench", "-o", str(tmp_path / "f"))
+    for options, message in (
+        (("--dry-run", "--corpus", str(bad)), "line 3: n='x' is no whole number"),
+        (("--dry-run", "--corpus", "papers"), "corpus 'papers' is not known"),
+        (("--dry-run", "--contenders", "set,cutlass"), "contender 'cutlass' is not known; there are set, single"),
+        (("--dry-run", "--dtype", "int8"), "'int8' is no dtype; there are float16"),
+        (("--dry-run", "--shard", "3/3"), "'3/3' is no shard"),
+    ):
+        status, _, err = cutlass_sk(*folder, *options)
+        assert status == 2 and message in " ".join(err.replace("│", " ").split())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    status, _, err = cutlass_sk(*folder)
+    assert (status, err) == (2, "error: bench measures on a CUDA GPU and there is none; --dry-run makes the times up without one\n")
+    assert not (tmp_path / "f").exists()
+    assert "-o FOLDER" in cutlass_sk("bench")[2]
+    status, out, _ = cutlass_sk("bench", "--list")
+    assert status == 0 and all(name in out for name in CONTENDERS) and "there is none" in out
+    write(tmp_path / "t.parquet", Table((row(8),), ({**SOURCE, "made_up": False},)))
+    assert cutlass_sk(*folder, *DRY, "--limit", "1")[0] == 0
+    status, _, err = cutlass_sk("bench", "merge", *folder[2:], str(tmp_path / "t.parquet"), "-o", str(tmp_path / "m.parquet"))
+    assert status == 2 and "are made up" in err and not (tmp_path / "m.parquet").exists()
+
+
+def test_the_report_reads_what_a_bench_writes(tmp_path: Path, cutlass_sk: CommandLine) -> None:
+    folder = tmp_path / "f"
+    assert cutlass_sk("bench", "-o", str(folder), "--limit", "12", *DRY)[0] == 0
+    summaries = []
+    for name, given in (("log", folder), ("table", folder / TABLE)):
+        status, out, _ = cutlass_sk("report", str(given), "-o", str(tmp_path / name))
+        assert status == 0 and "paper/aligned, back to back (12 problems)" in out
+        summaries.append(json.loads((tmp_path / name / "summary.json").read_text()))
+    assert summaries[0]["float16"] == summaries[1]["float16"]
+    rows = {(r.m, r.n, r.k, r.contender): r.us or 0 for r in read_folder(folder).rows}
+    ratios = [rows[m, n, k, "cublas"] / us for (m, n, k, name), us in rows.items() if name == "set"]
+    assert summaries[0]["float16"]["paper/aligned"]["back_to_back"]["set_vs_cublas"]["mean"] == round(sum(ratios) / 12, 4)
+    assert "made up" in json.dumps(summaries[0]["provenance"]["sources"])
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    todo = tasks(4) + tasks(4, "isolated")
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        text = StringIO()
+        with show(Console(file=text, force_terminal=True, width=120), todo, todo[2:]) as advance:
+            for task in todo[2:]:
+                sleep(0.01)
+                advance(task)
+        assert ("4/4" in text.getvalue() and "problems/s" in text.getvalue()) == terminal == bool(text.getvalue())
