@@ -1,54 +1,34 @@
-"""A bench without a GPU: its order, its folder, which survives being killed, its statuses, and shards."""
+"""A bench without a GPU: its order, its budget, its statuses, its command line, and the report of it."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
+from benches import DRY, H200, SETUP, SOURCE, measured, row, tasks
 from command_line import CommandLine
 from rich.console import Console
+from test_arena import StandIn, stand_ins  # noqa: F401  kernels that are stand-ins on the CPU
 
 import cutlass_sk.ensemble.cli  # noqa: F401  the command joins the command line
-from cutlass_sk.device import PRESETS
 from cutlass_sk.ensemble import bench, bench_measure
-from cutlass_sk.ensemble.arena import Timed, TooLarge
+from cutlass_sk.ensemble.arena import Arena, Timed, TooLarge
 from cutlass_sk.ensemble.bench_measure import MadeUp, Task
-from cutlass_sk.ensemble.bench_store import LOG, TABLE, Folder, merge, read_folder
+from cutlass_sk.ensemble.bench_store import LOG, TABLE, Folder, read_folder
 from cutlass_sk.ensemble.cli.bench import show
-from cutlass_sk.ensemble.contenders import CONTENDERS, chosen
+from cutlass_sk.ensemble.contenders import CONTENDERS, Setup, chosen
 from cutlass_sk.ensemble.corpus import Corpus, Problem, paper
 from cutlass_sk.ensemble.planner_sweep import Budget
-from cutlass_sk.ensemble.table import Measurement, Table, TableError, read, write
-from cutlass_sk.errors import DeviceError, WriteError
+from cutlass_sk.ensemble.table import Table, read, write
+from cutlass_sk.errors import DeviceError
 from cutlass_sk.plan import Plan
-
-H200 = PRESETS["h200"]
-SETUP = bench.setup_of("float16", H200)
-CORPUS = paper(count=20)
-SOURCE = {"schema": 1, "made_up": True, "gpu": "none", "commit": "abc", "torch": "2", "contenders": ["set"], "corpus": "x"}
-DRY = ("--dry-run", "--commit", "abc", "--contenders", "set,cublas,cublas_again")
-
-
-def tasks(count: int = 20, timing: str = "back_to_back") -> list[Task]:
-    return list(bench.tasks(bench.ordered(CORPUS, count), [SETUP], [timing]))  # type: ignore[list-item]
-
-
-def row(m: int, contender: str = "set", us: float | None = 1.0, status: str = "ok") -> Measurement:
-    return Measurement("x", "float16", "float16", m, 64, 64, "back_to_back", contender, us, status)
-
-
-def measured(one: MadeUp, names: Sequence[str], task: Task | None = None) -> dict[str, Measurement]:
-    task = task or tasks()[0]
-    rows, _ = bench_measure.measure(task, "x", chosen(names), one, 0.01, lambda line: None)
-    return {row.contender: row for row in rows}
 
 
 def test_a_dry_sweep_has_a_row_for_every_contender(tmp_path: Path, cutlass_sk: CommandLine) -> None:
@@ -109,110 +89,6 @@ def test_a_budget_is_respected_and_what_is_left_is_measured_later(tmp_path: Path
     assert len(read_folder(tmp_path / "f").rows) == 20
 
 
-def test_nothing_is_lost_or_doubled_by_sigkill(tmp_path: Path, cutlass_sk: CommandLine) -> None:
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    options = ("--limit", "1500", *DRY)
-    log, held = killed / LOG, b""
-    for wanted in (30, 600):
-        command = [sys.executable, "-c", "from cutlass_sk.ensemble.cli import main; main()", "bench", "-o", str(killed), *options]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
-        end = monotonic() + 60
-        while not (log.exists() and log.read_bytes().count(b"\n") >= wanted):
-            assert process.poll() is None and monotonic() < end, process.stderr and process.stderr.read()
-            sleep(0.001)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL and process.stderr
-        process.stderr.close()
-        now = log.read_bytes()
-        assert now.startswith(held), "earlier lines stay as they were"
-        held = now[: now.rindex(b"\n") + 1]
-    assert not (killed / TABLE).exists()
-    measured_before = sum(b'"run"' not in line for line in held.splitlines())
-    status, _, err = cutlass_sk("bench", "-o", str(killed), *options)
-    assert status == 0 and err.startswith(f"1,500 of 1,500 problems, {1500 - measured_before:,} of them now")
-    assert log.read_bytes().startswith(held)
-    assert cutlass_sk("bench", "-o", str(whole), *options)[0] == 0
-    assert read(killed / TABLE).rows == read(whole / TABLE).rows and len(read(whole / TABLE).sources) == 1
-    assert len(read(killed / TABLE).sources) == 3
-
-
-def test_a_line_that_was_cut_off_anywhere_is_measured_again(tmp_path: Path) -> None:
-    with Folder(tmp_path, SOURCE) as folder:
-        for m in (8, 16):
-            folder.append([row(m), row(m, "cublas", None, "failed")])
-    data = (tmp_path / LOG).read_bytes()
-    second = data.index(b"\n", data.index(b"\n") + 1) + 1
-    for end in range(data.index(b"\n") + 1, len(data)):
-        (tmp_path / LOG).write_bytes(data[:end])
-        complete = (end >= second - 1) + (end >= len(data) - 1)  # a newline alone may lack
-        assert len(read_folder(tmp_path).rows) == 2 * complete
-        with Folder(tmp_path, SOURCE) as folder:
-            assert len(folder.done) == complete
-            if complete < 2:
-                folder.append([row(16), row(16, "cublas", None, "failed")])
-        assert [r.m for r in read_folder(tmp_path).rows] == ([8] * 2 if complete else []) + [16] * 2
-
-
-def test_shards_merged_are_one_whole_run(tmp_path: Path, cutlass_sk: CommandLine) -> None:
-    shards = [str(tmp_path / f"s{index}") for index in range(3)]
-    for index, folder in enumerate(shards):
-        assert cutlass_sk("bench", "-o", folder, "--limit", "50", "--shard", f"{index}/3", *DRY)[0] == 0
-    assert cutlass_sk("bench", "-o", str(tmp_path / "whole"), "--limit", "50", *DRY)[0] == 0
-    mixed = [shards[0], shards[1], str(Path(shards[2]) / TABLE)]  # tables are taken, too
-    status, _, err = cutlass_sk("bench", "merge", *mixed, "-o", str(tmp_path / "all.parquet"))
-    assert status == 0 and err.endswith("all.parquet: 107 times\n")
-    table = read(tmp_path / "all.parquet")
-    assert table.rows == read(tmp_path / "whole" / TABLE).rows and [s["shard"] for s in table.sources] == ["0/3", "1/3", "2/3"]
-    assert sum(r.contender == "cublas_again" for r in table.rows) == 7, "every 8th of all problems, not of a shard"
-    with pytest.raises(TableError, match="2 rows of the same measurement"):
-        merge([Path(shards[0]), Path(shards[0])])
-
-
-DIFFERENCES: dict[str, tuple[Any, str]] = {
-    "gpu": ("another", "gpu none, another"),
-    "commit": ("def", "commit abc, def"),
-    "corpus_sha256": ("0", "corpus_sha256 None, 0"),
-    "made_up": (False, "b are measured"),
-    "schema": (99, "version 99 of the schema, and this program reads 1"),
-}
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_what_does_not_match_is_neither_merged_nor_added_to(tmp_path: Path, name: str) -> None:
-    value, message = DIFFERENCES[name]
-    for folder, source, m in (("a", SOURCE, 8), ("b", {**SOURCE, name: value}, 16)):
-        with Folder(tmp_path / folder, source) as opened:
-            opened.append([row(m)])
-    with pytest.raises(TableError, match=message):
-        merge([tmp_path / "a", tmp_path / "b"])
-    before = (tmp_path / "b" / LOG).read_bytes()
-    with pytest.raises(TableError, match="new folder"):
-        Folder(tmp_path / "b", SOURCE)
-    assert (tmp_path / "b" / LOG).read_bytes() == before
-
-
-def test_a_folder_takes_one_process_and_one_list_of_contenders(tmp_path: Path) -> None:
-    with Folder(tmp_path, SOURCE) as folder:
-        folder.append([row(8)])
-        with pytest.raises(WriteError, match="another cutlass-sk bench"):
-            Folder(tmp_path, SOURCE)
-    with pytest.raises(TableError, match=r"contenders \['set'\], \['cublas'\]"):
-        Folder(tmp_path, {**SOURCE, "contenders": ["cublas"]})
-    with Folder(tmp_path, SOURCE) as folder:
-        assert folder.compact() == tmp_path / TABLE
-    (tmp_path / LOG).unlink()
-    with pytest.raises(TableError, match=r"without the times\.jsonl"):
-        Folder(tmp_path, SOURCE)
-    (tmp_path / LOG).write_text('{"part": "main"}\n')
-    with pytest.raises(TableError, match="nothing that cutlass-sk bench measured"):
-        Folder(tmp_path, SOURCE)
-    with pytest.raises(TableError, match=r"holds no times\.jsonl"):
-        read_folder(tmp_path / "none")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match="cannot be written"):
-        Folder(tmp_path / "file", SOURCE)
-
-
 class Faulty(MadeUp):
     """Refuses, gets wrong, or raises at what it is told to; and then may be lost."""
 
@@ -262,6 +138,69 @@ def test_what_raises_is_recorded_and_the_others_are_timed() -> None:
     assert {r.status for r in measured(Small(SETUP), ["set", "cublas"]).values()} == {"not_timed"}
     huge = Task(0, Problem(2**31 - 1, 2**31 - 1, 8), SETUP, "back_to_back")  # no plan can count its tiles
     assert measured(MadeUp(SETUP), ["set"], huge)["set"].status == "failed"
+
+
+@pytest.mark.parametrize("problem", [Problem(136, 72, 200), Problem(135, 71, 199)], ids=str)
+@pytest.mark.parametrize("timing", ["back_to_back", "isolated"])
+def test_every_contender_runs_in_the_arena(stand_ins: dict[str, StandIn], problem: Problem, timing: str) -> None:  # noqa: F811
+    arena = Arena("float16", "float16", SETUP.layouts, H200)
+    setup = replace(SETUP, kernels=SETUP.kernels[:2])
+    task = Task(0, problem, setup, timing)  # type: ignore[arg-type]
+    rows, tried = bench_measure.measure(task, "x", chosen(CONTENDERS), arena, 0.01, pytest.fail)
+    statuses = {one.contender: one.status for one in rows}
+    assert list(statuses) == list(CONTENDERS) and tried == {"oracle": [len(setup.variants), 0]}
+    assert statuses.pop("cublas_padded") == ("not_timed" if problem.n % 8 == 0 else "ok")
+    assert set(statuses.values()) == {"ok"}
+    for kernel in stand_ins.values():
+        kernel.wrong = kernel.spec.with_layouts("t", "t").binary == SETUP.kernels[0]
+    rows, tried = bench_measure.measure(task, "x", chosen(["single", "oracle", "cublas"]), arena, 0.01, pytest.fail)
+    assert [one.status for one in rows] == ["wrong", "ok", "ok"] and tried == {"oracle": [len(setup.variants), len(setup.single)]}
+    large = Task(0, Problem(1024, 1024, 1024), setup, timing)  # type: ignore[arg-type]
+    rows, _ = bench_measure.measure(large, "x", chosen(["set", "oracle", "cublas"]), arena, 0.01, pytest.fail)
+    assert {one.status for one in rows} == {"not_timed"}
+    assert arena.lost() is False
+    arena.close()
+
+
+def test_with_a_gpu_times_are_measured_and_never_mixed_with_made_up_ones(
+    tmp_path: Path, cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def opened(setup: Setup, problems: Sequence[Problem]) -> tuple[MadeUp, float]:
+        one = MadeUp(setup)
+        monkeypatch.setattr(one, "close", lambda: closed.append(setup.dtype))
+        assert len(problems) == 3
+        return one, 0.01
+
+    monkeypatch.setattr(bench, "opened", opened)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sys.modules["cutlass_sk.ensemble.cli.bench"], "real", lambda index: H200)
+    gpu, dry = ("bench", "-o", str(tmp_path / "gpu"), "--limit", "3"), ("bench", "-o", str(tmp_path / "dry"), "--limit", "3")
+    assert cutlass_sk(*gpu, "--dtype", "float16,float64")[0] == 0 and cutlass_sk(*dry, "--dry-run")[0] == 0
+    assert closed == ["float16", "float64"]
+    (source,) = read(tmp_path / "gpu" / TABLE).sources
+    assert (source["gpu"], source["made_up"]) == ("a GPU", False) and "graphs" in source["method"]
+    for command in ((*gpu, "--dry-run"), dry):
+        status, _, err = cutlass_sk(*command)
+        assert status == 2 and "are made up, those of" in err and "name a new folder" in err
+    monkeypatch.setattr(type(CONTENDERS["cublas"]), "unavailable", lambda self: "It needs a library.")
+    assert "contender 'cublas' cannot be timed here: It needs a library." in cutlass_sk(*gpu)[2]
+
+
+def test_kernels_are_built_and_loaded_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("cutlass_sk.jit.build.build", lambda specs, architecture: calls.append((specs, architecture)))
+    monkeypatch.setattr("cutlass_sk.kernel.load_kernel", lambda spec, architecture: calls.append((spec, architecture)))
+    monkeypatch.setattr("cutlass_sk.ensemble.arena.Arena", lambda *arguments: arguments)
+    double = bench.setup_of("float64", H200)
+    made, tolerance = bench.opened(double, [Problem(8, 8, 8)])
+    assert made == ("float64", "float64", ("t", "t"), H200) and tolerance == 1e-12
+    specs = list(double.kernels)
+    assert [spec for several, _ in calls[: -len(specs)] for spec in several] == specs  # 2.x and 3.x kernels, each for this GPU
+    assert calls[-len(specs) :] == [(spec, H200.architecture(spec)) for spec in specs]
 
 
 def test_a_lost_gpu_ends_the_sweep_and_the_next_run_goes_on_behind_it(tmp_path: Path) -> None:
