@@ -163,3 +163,14 @@ def test_a_shortlist_leaves_wrong_plans_out(stand_ins: dict[str, StandIn]) -> No
     stand_ins[wrong.name] = StandIn(wrong, wrong=True)
     plans = [SETUP.plan(Problem(136, 72, 200), (spec,)) for spec in (right, wrong)]
     assert bench.shortlist(Problem(136, 72, 200), plans) == ([plans[0]], (plans[1],))
+
+
+def test_packed_operands_are_those_of_each_buffer_set(stand_ins: dict[str, StandIn]) -> None:  # noqa: F811
+    problem = Problem(137, 75, 203)
+    bench = Arena("float16", "float16", ("t", "n"), H200)
+    buffers = bench._buffers(problem, 3)
+    launch = bench._bind(SETUP.plan(problem, SETUP.single), problem)
+    for number, (a, b, c) in enumerate(buffers.views):
+        bench._launch(launch, buffers, number)
+        torch.testing.assert_close(c, a @ b, atol=0.2, rtol=0.0)
+    assert number == 2
