@@ -123,7 +123,7 @@ def bench(
             table = folder.compact()
         done = sum(task.key in folder.done for task in todo)
     each = len(setups) * len(TIMINGS[timing])
-    rate = f", {ran.measured / each / seconds:.1f} problems/s" if ran.measured else ""
+    rate = f", {ran.measured / each / seconds:,.1f} problems/s" if ran.measured else ""
     cut = "" if ran.complete else "; the budget is spent"
     tell(f"{done / each:,.6g} of {len(problems):,} problems, {ran.measured / each:,.6g} of them now{rate}{cut}; {table}")
 
