@@ -8,6 +8,7 @@ from typing import Any
 
 from .device import Device
 from .errors import PlanError
+from .generator.spec import WIDEST
 from .plan import DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Decomposition, RasterOrder, ReductionMode
 
 INT_MAX = 2**31 - 1
@@ -54,7 +55,7 @@ class Options:
                 raise PlanError(f"{name}={getattr(self, name)!r} is not known; use one of {choices}")
         names = ("splits", "sms", "sk_tiles", "sk_units", "raster_swizzle", "promotion", "tile_n")
         numbers: dict[str, Any] = {}
-        for name, limit in {**dict.fromkeys(names, INT_MAX), "sms": device.sms}.items():
+        for name, limit in {**dict.fromkeys(names, INT_MAX), "sms": device.sms, "tile_n": WIDEST}.items():
             value, least = getattr(self, name), 0 if name == "promotion" else 1
             numbers[name] = number = whole_number(value)
             if value is not None and (number is None or not least <= number <= limit):

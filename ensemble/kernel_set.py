@@ -1,7 +1,8 @@
 """Which kernels make a set: ``python -m cutlass_sk.ensemble.kernel_set TIMES.jsonl -o results/h200/kernel_set.json``
 
 TIMES has a row for each problem, kernel and plan, {m, n, k, kernel, dec, sk_tiles, sk_units, splits, grid, us}, and one for each
-problem with kernel = "cublas", {us, us2}: cuBLAS timed twice. A kernel counts with its best plan, at whichever width if its binary
+problem with kernel = "cublas", {us, us2}: cuBLAS timed twice. Records of ``cutlass-sk calibrate`` are rows, too: ``--only`` takes
+those of one pair of dtypes. A kernel counts with its best plan, at whichever width if its binary
 takes several, a set with its best kernel.
 Kernels are taken one after the other, each time the one that lifts the geometric mean against cuBLAS most.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,19 @@ def sizes_in(folder: Path) -> dict[str, int]:
     return {path.stem: device_code_bytes(path) for path in sorted(folder.glob("*.so"))}
 
 
+def as_times(rows: Iterable[Row], prefix: str = "") -> list[Row]:
+    """The rows of TIMES, records of a calibration among them, whose kernel's name begins with ``prefix``, and cuBLAS's."""
+    found = []
+    for row in rows:
+        if "kernel" not in row or "m" not in row or not row["kernel"].startswith((prefix, "cublas")):
+            continue
+        if "time_us" in row:
+            decomposition = "data_parallel" if row["sk_units"] == 0 else "split_k" if row["splits"] > 1 else "stream_k"
+            row = {**row, "kernel": f"{row['kernel']}_{row['layouts']}", "dec": decomposition, "us": row["time_us"]}
+        found.append(row)
+    return found
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("times", type=Path, nargs="*", help="records, .jsonl or .jsonl.gz")
@@ -269,6 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the tables of a JSON")
     parser.add_argument("--libraries", type=Path, metavar="FOLDER", help="the kernels' shared objects, NAME.so, for their bytes")
     parser.add_argument("--bytes", type=Path, metavar="JSON", help='the same from a file: {"NAME": bytes}')
+    parser.add_argument("--only", default="", metavar="PREFIX", help="only kernels so named, such as sm90a_f16_f16_, and cuBLAS")
     parser.add_argument("--most", type=int, help="kernels of the largest set")
     parser.add_argument("--first", nargs="+", default=[], metavar="KERNEL", help="kernels that every set begins with")
     parser.add_argument("--missing-factor", type=float, default=MISSING_FACTOR, help=f"(default {MISSING_FACTOR:g})")
@@ -281,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.times:
         parser.error("give the records of a family's times, or --table JSON")
     try:
-        rows = [row for path in options.times for row in read(path) if "kernel" in row and "m" in row]
+        rows = as_times((row for path in options.times for row in read(path)), options.only)
         sizes = sizes_in(options.libraries) if options.libraries else json.loads(options.bytes.read_text()) if options.bytes else {}
         curves = study(rows, options.most, sizes, options.missing_factor, options.first)
     except (RecordError, WriteError) as error:

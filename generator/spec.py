@@ -46,7 +46,7 @@ class KernelSpec:
                  ``pingpong``: two, each with a tile of its own, take turns at the main loop and at the epilogue.
     ctas_per_sm  how many CTAs fit on an SM (3.x): with two, the next launch has its prologue behind it when this one ends.
     warps        (m, n) warps that share the tile (2.x only).
-    stages       shared-memory stages; 0 lets CUTLASS fit as many as there is room for (wgmma only).
+    stages       shared-memory stages; 0: a launch has as many as fit beside its width (16-bit 3.x, which takes no other).
     promotable   whether a launch may limit how many products are added up in the tensor core before an ordinary float32 addition
                  takes over their sum (3.x); see include/cutlass_sk/wgmma_mainloop.hpp
     swapped      whether the kernel computes c^T = b^T a^T (3.x); tile and cluster are those of c^T. Operands are the same.

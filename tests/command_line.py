@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cutlass_sk import cli
+from cutlass_sk.ensemble import cli
 
 
 class CommandLine:

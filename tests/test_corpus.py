@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 
 from cutlass_sk.ensemble import cli, corpus
 from cutlass_sk.ensemble.corpus import CorpusError, Problem, Spread
@@ -184,14 +185,7 @@ def test_unknown_names_and_unreadable_files(tmp_path: Path) -> None:
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of ``cutlass-sk corpus``."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(sys, "argv", ["cutlass-sk", "corpus", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    output = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, output.out, output.err
+    return CommandLine(capsys, monkeypatch)("corpus", *arguments)
 
 
 def test_the_command_names_sums_up_lists_and_writes(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cutlass_sk.ensemble import kernel_set
-from cutlass_sk.ensemble.records import RecordError
+from cutlass_sk.ensemble.records import RecordError, read
+from cutlass_sk.generator.catalog import families
 
 SMALL, LARGE = (128, 128, 128), (8192, 8192, 8192)
 
@@ -116,3 +117,25 @@ def test_the_command_writes_a_record_its_table_and_a_picture(tmp_path: Path, cap
     assert capsys.readouterr().out == printed
     times.write_text("")
     assert kernel_set.main([str(times)]) == 2
+
+
+def test_the_recorded_choice_of_the_set_comes_out_of_the_recorded_times_again() -> None:
+    results = Path(__file__).parent.parent / "results/h200"
+    recorded = json.loads((results / "kernel_set_widths.json").read_text())
+    times = [line for name in ("calibration", "calibration_cublas") for line in read(results / f"{name}.jsonl.gz")]
+    rows = kernel_set.as_times(times, "sm90a_f16_f16_")
+    curves = kernel_set.study(rows, None, recorded["bytes"], kernel_set.MISSING_FACTOR, [])
+    assert json.loads(json.dumps(curves)) == recorded["curves"]
+    order = [step["kernel"] for step in recorded["curves"]["any"]["curve"]]
+    assert order == [spec.with_layouts("t", "n").name for spec in families("float16", "float16", "sm90a")]
+
+
+def test_records_of_a_calibration_are_rows() -> None:
+    record = {"kernel": "f", "layouts": "tn", "m": 1, "n": 2, "k": 3, "sk_tiles": 4, "sk_units": 0, "splits": 1, "time_us": 5.0}
+    made = kernel_set.as_times([record, {**record, "sk_units": 2}, {**record, "sk_units": 2, "splits": 2}, {"part": "host"}])
+    assert [(row["kernel"], row["dec"], row["us"]) for row in made] == [
+        ("f_tn", "data_parallel", 5.0),
+        ("f_tn", "stream_k", 5.0),
+        ("f_tn", "split_k", 5.0),
+    ]
+    assert kernel_set.as_times([record, ROWS[0]], "g") == [ROWS[0]]

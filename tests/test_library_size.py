@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import CommandLine
 
 from cutlass_sk import Gemm
 from cutlass_sk.cli.size import cubin_bytes, cuobjdump, device_code_bytes, usage
-from cutlass_sk.ensemble import cli, installed, library_size, oracle
+from cutlass_sk.ensemble import installed, library_size, oracle
 from cutlass_sk.ensemble.installed import measured
 from cutlass_sk.ensemble.library_size import BINARY_TARGET, Library, Point, Request
 from cutlass_sk.ensemble.manifest import manifest
@@ -31,14 +31,7 @@ PLANNER = json.loads((ROOT / "results/h200/planner.json").read_text())
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of ``cutlass-sk size``."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(sys, "argv", ["cutlass-sk", "size", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    output = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, output.out, output.err
+    return CommandLine(capsys, monkeypatch)("size", *arguments)
 
 
 @pytest.fixture

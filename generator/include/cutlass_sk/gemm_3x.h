@@ -1,4 +1,4 @@
-/// The C ABI around a kernel of CUTLASS 3.x collectives (TMA, wgmma) in our kernel layer.
+/// The C ABI around a Hopper kernel (TMA, and wgmma or fp64 mma.sync) in our kernel layer.
 #pragma once
 #include <cuda.h>
 

@@ -1,4 +1,4 @@
-/// The kernel layer: one producer warpgroup feeds consumer warpgroups through CUTLASS's collectives, along the segments of a plan.
+/// The kernel layer: one producer warpgroup feeds consumer warpgroups through a main loop, along the segments of a plan.
 ///
 /// CUTLASS's own layers know Stream-K for two consumer warpgroups that share a tile alone. This one takes any number of them for a
 /// tile (one: tiles of 64 rows), and lets two of them, each with a tile of its own, take turns (ping-pong): the epilogue or fix-up
