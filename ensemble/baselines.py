@@ -1,4 +1,4 @@
-"""Products by cuBLAS that are no plain ``torch.mm``: what ``Arena.time`` takes as ``others``."""
+"""Products by cuBLAS that are no plain ``torch.mm``: what ``attempt.Entrants`` takes as ``others``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cutlass_sk.ensemble.arena import Call
+from cutlass_sk.ensemble.attempt import Call
 
 PADDED_TO = 8
 """What cuBLAS's fastest kernels want sizes to be multiples of, in elements."""

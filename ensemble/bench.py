@@ -1,26 +1,30 @@
 """Contenders on the problems of a corpus, on one GPU: the sweep behind ``cutlass-sk bench``.
 
 Problems are worked through in a shuffled order that is always the same, so that what was measured until the budget is spent is a
-fair sample; every problem for all dtypes and timing modes before the next one. How they are timed is ``arena.Arena``'s.
+fair sample; every problem for all dtypes before the next one. How they are timed is ``attempt.Attempt``'s.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from random import Random
 from typing import Any
 
+import torch
+
 from cutlass_sk import Gemm, env
 from cutlass_sk.calibration import calibration_of
 from cutlass_sk.device import Device
-from cutlass_sk.ensemble.bench_measure import Bench, Task, Tell, measure
+from cutlass_sk.ensemble.attempt import QUICK
+from cutlass_sk.ensemble.bench_measure import Bench, Measuring, Task, Tell
 from cutlass_sk.ensemble.bench_store import Folder
 from cutlass_sk.ensemble.contenders import Contender, Setup
 from cutlass_sk.ensemble.corpus import Corpus, Problem
 from cutlass_sk.ensemble.planner_sweep import METHOD, Budget
-from cutlass_sk.ensemble.table import SCHEMA_VERSION, Timing
+from cutlass_sk.ensemble.table import SCHEMA_VERSION, Measurement, Timing
 from cutlass_sk.errors import DeviceError
 from cutlass_sk.generator.catalog import DTYPES
 from cutlass_sk.generator.spec import KernelSpec, Layout
@@ -51,8 +55,8 @@ def ordered(corpus: Corpus, limit: int | None = None) -> list[tuple[int, Problem
 
 def tasks(problems: Iterable[tuple[int, Problem]], setups: Sequence[Setup], timings: Sequence[Timing]) -> Iterator[Task]:
     """All of one problem before the next one."""
-    for (place, problem), setup, timing in product(problems, setups, timings):
-        yield Task(place, problem, setup, timing)
+    for (place, problem), setup in product(problems, setups):
+        yield Task(place, problem, setup, tuple(timings))
 
 
 def setup_of(pair: str, device: Device, layout: str | None = None) -> Setup:
@@ -64,25 +68,32 @@ def setup_of(pair: str, device: Device, layout: str | None = None) -> Setup:
     return Setup(dtype, out_dtype, (letters[text[0]], letters[text[1]]), kernels, device)
 
 
-def opened(setup: Setup, problems: Iterable[Problem]) -> tuple[Bench, float]:
-    """A bench on the current GPU, with every kernel that may be launched built and loaded; the tolerance of its check."""
+def opened(
+    setup: Setup, problems: Iterable[Problem], contenders: Iterable[Contender], stream: torch.cuda.Stream | None = None
+) -> tuple[Bench, float]:
+    """A bench on the current GPU, with every kernel that may be launched built and loaded; the tolerance of its check.
+
+    stream   benches that are used in turn must share one
+    """
     from cutlass_sk.ensemble.arena import TOLERANCE, Arena
     from cutlass_sk.jit.build import build
     from cutlass_sk.kernel import load_kernel
 
-    specs = needed(setup, problems)
+    specs = needed(setup, problems, contenders)
     for architecture in sorted({setup.device.architecture(spec) for spec in specs}):
         build([spec for spec in specs if setup.device.architecture(spec) == architecture], architecture)
     for spec in specs:
         load_kernel(spec, setup.device.architecture(spec))
-    return Arena(setup.dtype, setup.out_dtype, setup.layouts, setup.device), TOLERANCE[setup.dtype, setup.out_dtype]
+    arena = Arena(setup.dtype, setup.out_dtype, setup.layouts, setup.device, QUICK, stream)
+    return arena, TOLERANCE[setup.dtype, setup.out_dtype]
 
 
-def needed(setup: Setup, problems: Iterable[Problem]) -> list[KernelSpec]:
-    """The kernels, in the layouts of the operands; for sizes that are packed also row-major, which packed operands are."""
+def needed(setup: Setup, problems: Iterable[Problem], contenders: Iterable[Contender]) -> list[KernelSpec]:
+    """The contenders' kernels, in the layouts of the operands; for sizes that are packed row-major, too, as packed operands are."""
     ragged = any(size % 8 for problem in problems for size in (problem.m, problem.n, problem.k))
-    layout_a, layout_b = ({layout, "t"} if ragged else {layout} for layout in setup.layouts)
-    return [spec.with_layouts(*layouts) for spec in setup.kernels for layouts in product(sorted(layout_a), sorted(layout_b))]
+    layouts = list(product(*(sorted({layout, "t"}) if ragged else [layout] for layout in setup.layouts)))
+    kernels = dict.fromkeys(spec for contender in contenders for spec in contender.kernels(setup))
+    return [spec.with_layouts(*pair) for spec in kernels for pair in layouts]
 
 
 def source(
@@ -124,26 +135,61 @@ def sweep(
     advance: Callable[[Task], object] = lambda task: None,
     tell: Tell = print,
 ) -> Ran:
-    """Measures what ``folder`` does not hold yet, until the budget is spent.
+    """Measures what ``folder`` does not hold yet, until the budget is spent: while the GPU times one problem, the next one is begun
+    and what the one before took is written down.
 
     benches   by (dtype, out_dtype): the bench, and the tolerance of its check
     advance   told of each task that was measured
     tell      given a line for each contender that failed
 
-    DeviceError where the GPU takes no more work from this process; the problem at fault is in the folder, with status ``failed``.
+    DeviceError where the GPU takes no more work from this process. Those that were in flight are suspects: the next sweep measures
+    each by itself, and the one at fault gets status ``failed``.
     """
+    flying: deque[Measuring] = deque()
     count = 0
+
+    def land() -> None:
+        nonlocal count
+        one = flying.popleft()
+        rows, tried = one.finish(corpus)
+        if one.failed and one.bench.lost():
+            if flying:  # another one may be at fault
+                folder.suspect(key for each in (one, *flying) for key in each.task.keys.values())
+            else:
+                append(one, rows, tried)
+            raise DeviceError(f"the GPU takes no more work from this process since {one.task}; the same command goes on after it")
+        append(one, rows, tried)
+        count += 1
+        advance(one.task)
+
+    def append(one: Measuring, rows: Mapping[Timing, Sequence[Measurement]], tried: Mapping[str, Any]) -> None:
+        for several in rows.values():
+            if several:
+                folder.append(several, **({"tried": tried} if tried else {}))
+
+    def drain() -> None:
+        if flying:
+            flying[-1].time()
+        while flying:
+            land()
+
     for task in todo:
-        if task.key in folder.done:
+        task = task.without(folder.done)
+        if not task.timings:
             continue
         if budget.spent:
+            drain()
             return Ran(count, False)
+        alone = not folder.suspects.isdisjoint(task.keys.values())
+        if alone:
+            drain()
         bench, tolerance = benches[task.setup.dtype, task.setup.out_dtype]
-        rows, tried = measure(task, corpus, contenders, bench, tolerance, tell)
-        if rows:
-            folder.append(rows, **({"tried": tried} if tried else {}))
-            count += 1
-        advance(task)
-        if any(row.status == "failed" for row in rows) and bench.lost():
-            raise DeviceError(f"the GPU takes no more work from this process since {task}; the same command goes on after it")
+        flying.append(Measuring(task, contenders, bench, tolerance, tell))
+        if alone:
+            drain()
+        if len(flying) > 1:
+            flying[-2].time()
+        if len(flying) > 2:
+            land()
+    drain()
     return Ran(count, True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from cutlass_sk.ensemble.arena import CUBLAS, CUBLAS_AGAIN, FINALISTS, Other, Timed, TooLarge
+from cutlass_sk.ensemble.attempt import CUBLAS, CUBLAS_AGAIN, QUICK, Entrants, Found, Outcome, Timed, TooLarge
 from cutlass_sk.ensemble.bench_store import Key
 from cutlass_sk.ensemble.contenders import Called, Contender, Entry, NotTimed, Planned, Searched, Setup
 from cutlass_sk.ensemble.corpus import Problem
@@ -18,26 +18,21 @@ from cutlass_sk.errors import Error
 from cutlass_sk.plan import Plan
 
 Tell = Callable[[str], object]
+T = TypeVar("T")
+
+
+class Pending(Protocol):
+    """One problem in flight, as ``attempt.Attempt`` is."""
+
+    def prepare(self) -> None: ...
+    def launch(self) -> None: ...
+    def finish(self) -> Outcome: ...
 
 
 class Bench(Protocol):
     """Times contenders on a GPU (``arena.Arena``), or makes times up (``MadeUp``)."""
 
-    def time(
-        self,
-        problem: Problem,
-        plans: Mapping[str, Plan],
-        *,
-        again: bool = False,
-        others: Mapping[str, Other] | None = None,
-        expected_us: float = inf,
-    ) -> dict[str, Timed]: ...
-
-    def time_isolated(
-        self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False, others: Mapping[str, Other] | None = None
-    ) -> dict[str, Timed]: ...
-
-    def shortlist(self, problem: Problem, plans: Sequence[Plan]) -> tuple[list[Plan], tuple[Plan, ...]]: ...
+    def begin(self, problem: Problem, entrants: Entrants, timings: Iterable[Timing]) -> Pending: ...
     def lost(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -48,138 +43,196 @@ class MadeUp(Pretended):
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    def time(
-        self,
-        problem: Problem,
-        plans: Mapping[str, Plan],
-        *,
-        again: bool = False,
-        others: Mapping[str, Other] | None = None,
-        expected_us: float = inf,
-    ) -> dict[str, Timed]:
-        every = {"": self._setup.plan(problem, self._setup.variants), **plans}  # cuBLAS's time is made of the fastest
-        times = super().time(problem, every, again=again)
-        cublas_us = times[CUBLAS].us or inf
-        times |= {name: Timed(cublas_us * self._near_1(problem, name), 0.0) for name in others or {}}
-        del times[""]
-        return times
+    def begin(self, problem: Problem, entrants: Entrants, timings: Iterable[Timing]) -> Pending:
+        return _MadeUpAttempt(self, problem, entrants, tuple(timings))
 
-    def time_isolated(
-        self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False, others: Mapping[str, Other] | None = None
-    ) -> dict[str, Timed]:
-        return self.time(problem, plans, again=again, others=others)
-
-    def shortlist(self, problem: Problem, plans: Sequence[Plan]) -> tuple[list[Plan], tuple[Plan, ...]]:
-        return [plan for plan, _ in self.search(problem, plans, plans[0]).best[:FINALISTS]], ()
+    def outcome(self, problem: Problem, entrants: Entrants, timings: Iterable[Timing]) -> Outcome:
+        plans, found = dict(entrants.plans), {}
+        calls: dict[str, Timed] = {}
+        cublas_us = self._setup.plan(problem, self._setup.variants).predicted_time_us * self._near_1(problem, CUBLAS)
+        for name, several in entrants.searches.items():
+            if callable(several):
+                found[name] = Found(1, (), (0,))
+                calls[f"{name} 0"] = Timed(cublas_us * self._near_1(problem, name), 0.0)
+                continue
+            order = sorted(range(len(several)), key=lambda number: self._us(problem, several[number]))
+            found[name] = Found(len(several), (), tuple(order[: QUICK.finalists]))
+            plans |= {f"{name} {number}": several[number] for number in found[name].finalists}
+        times = {name: Timed(self._us(problem, plan), 0.0) for name, plan in plans.items()}
+        times |= {name: Timed(cublas_us * self._near_1(problem, name), 0.0) for name in entrants.others}
+        times |= {**calls, CUBLAS: Timed(cublas_us), **({CUBLAS_AGAIN: Timed(cublas_us)} if entrants.again else {})}
+        return Outcome({timing: times for timing in timings}, found)
 
     def lost(self) -> bool:
         return False
 
 
 @dataclass(frozen=True)
+class _MadeUpAttempt:
+    bench: MadeUp
+    problem: Problem
+    entrants: Entrants
+    timings: tuple[Timing, ...]
+
+    def prepare(self) -> None:
+        pass
+
+    def launch(self) -> None:
+        pass
+
+    def finish(self) -> Outcome:
+        return self.bench.outcome(self.problem, self.entrants, self.timings)
+
+
+@dataclass(frozen=True)
 class Task:
-    """One problem for one pair of dtypes in one timing mode. ``place``: of the problem in the order of the corpus."""
+    """One problem for one pair of dtypes. ``place``: of the problem in the order of the corpus."""
 
     place: int
     problem: Problem
     setup: Setup
-    timing: Timing
+    timings: tuple[Timing, ...]
 
     @property
-    def key(self) -> Key:
+    def keys(self) -> dict[Timing, Key]:
         p, setup = self.problem, self.setup
-        return setup.dtype, setup.out_dtype, p.m, p.n, p.k, self.timing
+        return {timing: (setup.dtype, setup.out_dtype, p.m, p.n, p.k, timing) for timing in self.timings}
+
+    def without(self, done: set[Key]) -> Task:
+        """What is left of it."""
+        return replace(self, timings=tuple(timing for timing, key in self.keys.items() if key not in done))
 
     def __str__(self) -> str:
         p = self.problem
-        return f"{p.m} x {p.n} x {p.k}, {self.setup.dtype} -> {self.setup.out_dtype}, {self.timing}"
+        return f"{p.m} x {p.n} x {p.k}, {self.setup.dtype} -> {self.setup.out_dtype}"
+
+
+Rows = dict[Timing, list[Measurement]]
+Values = dict[Timing, dict[str, dict[str, Any]]]
+
+
+class Measuring:
+    """One task in flight: begun as it is made, then ``time``, then ``finish``. Nothing raises: what did is recorded as failed."""
+
+    def __init__(self, task: Task, contenders: Iterable[Contender], bench: Bench, tolerance: float, tell: Tell) -> None:
+        self.task, self.bench, self._tolerance, self._tell = task, bench, tolerance, tell
+        self.failed = False
+        self._entries: dict[str, Entry | None] = {}
+        for contender in contenders:
+            if task.place % contender.every:
+                continue
+            try:
+                self._entries[contender.name] = contender.entry(task.setup, task.problem)
+            except Error as error:
+                tell(f"{task}: {contender.name} failed: {error}")
+                self._entries[contender.name] = None
+        self._wanted = {name: entry for name, entry in self._entries.items() if not (entry is None or isinstance(entry, NotTimed))}
+        self._error: Exception | None = None
+        self._attempt = self._step(lambda: self._begin(self._wanted)) if self._wanted else None
+
+    def time(self) -> None:
+        """Prepares and enqueues what is timed."""
+        if self._attempt is not None and self._error is None:
+            self._step(self._attempt.prepare)
+        if self._attempt is not None and self._error is None:
+            self._step(self._attempt.launch)
+
+    def finish(self, corpus: str) -> tuple[Rows, dict[str, Any]]:
+        """A row for each contender that is measured on this problem, by timing, whatever became of it; and, of searches, {name:
+        [candidates tried, candidates wrong or refused]}. Where one raised, each is tried alone, and those that do not are timed
+        together."""
+        values: Values = {}
+        tried: dict[str, Any] = {}
+        if self._attempt is not None and self._error is None:
+            outcome = self._step(self._attempt.finish)
+            if outcome is not None:
+                values, tried = self._read(self._wanted, outcome)
+        if isinstance(self._error, TooLarge):
+            values = {timing: {name: {"status": "not_timed"} for name in self._wanted} for timing in self.task.timings}
+        elif self._error is not None:
+            if self.bench.lost():
+                self._tell(f"{self.task}: {self._error}")
+            else:
+                values, tried = self._apart()
+        self._attempt = None
+        rows: Rows = {}
+        for timing, key in self.task.keys.items():
+            rows[timing] = []
+            for name, entry in self._entries.items():
+                found = {"status": "not_timed"} if isinstance(entry, NotTimed) else values.get(timing, {}).get(name, {})
+                rows[timing].append(Measurement(corpus, *key, name, **{"us": None, "status": "failed", **found}))
+        self.failed = any(row.status == "failed" for several in rows.values() for row in several)
+        return rows, tried
+
+    def _step(self, step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except (RuntimeError, Error, TooLarge) as error:
+            self._error = error
+            return None
+
+    def _begin(self, wanted: Mapping[str, Entry]) -> Pending:
+        entrants = Entrants(
+            plans={name: entry.plan for name, entry in wanted.items() if isinstance(entry, Planned)},
+            others={name: entry.other for name, entry in wanted.items() if isinstance(entry, Called) and entry.other is not None},
+            searches={name: entry.candidates for name, entry in wanted.items() if isinstance(entry, Searched)},
+            again=CUBLAS_AGAIN in wanted,
+        )
+        if entrants.least_us == inf:
+            setup = self.task.setup
+            entrants = replace(entrants, expected_us=setup.plan(self.task.problem, setup.variants).predicted_time_us)
+        return self.bench.begin(self.task.problem, entrants, self.task.timings)
+
+    def _alone(self, wanted: Mapping[str, Entry]) -> tuple[Values, dict[str, Any]]:
+        attempt = self._begin(wanted)
+        attempt.prepare()
+        attempt.launch()
+        return self._read(wanted, attempt.finish())
+
+    def _apart(self) -> tuple[Values, dict[str, Any]]:
+        """As all together, without those that raise."""
+        good: dict[str, Entry] = {}
+        for name, entry in self._wanted.items():
+            try:
+                self._alone({name: entry})
+                good[name] = entry
+            except (RuntimeError, Error) as error:
+                self._tell(f"{self.task}: {name} failed: {error}")
+                if self.bench.lost():
+                    return {}, {}
+        try:
+            return self._alone(good) if good else ({}, {})
+        except (RuntimeError, Error) as error:
+            self._tell(f"{self.task}: {', '.join(good)} failed together: {error}")
+            return {}, {}
+
+    def _read(self, wanted: Mapping[str, Entry], outcome: Outcome) -> tuple[Values, dict[str, Any]]:
+        """us, status, error and plan of each contender; what searches tried."""
+        values: Values = {}
+        for timing, times in outcome.times.items():
+            values[timing] = own = {}
+            for name, entry in wanted.items():
+                if isinstance(entry, Searched):
+                    several = [
+                        _value(times[f"{name} {number}"], self._tolerance, entry.plan(number))
+                        for number in outcome.found[name].finalists
+                    ]
+                    several.sort(key=lambda value: (value["status"] != "ok", value["us"] or inf))
+                    if several:
+                        own[name] = several[0]
+                elif name in times:
+                    plan = entry.plan if isinstance(entry, Planned) else None
+                    own[name] = _value(times[name], self._tolerance, plan, checked=name not in (CUBLAS, CUBLAS_AGAIN))
+        return values, {name: [found.tried, len(found.wrong)] for name, found in outcome.found.items()}
 
 
 def measure(
     task: Task, corpus: str, contenders: Sequence[Contender], bench: Bench, tolerance: float, tell: Tell
-) -> tuple[list[Measurement], dict[str, Any]]:
-    """A row for each contender that is measured on this problem, whatever became of it; and, of searches, {name: [plans tried,
-    plans wrong or refused]}. Where one raises, each is tried alone, and those that do not are timed together."""
-    here = [contender for contender in contenders if task.place % contender.every == 0]
-    entries: dict[str, Entry | None] = {}
-    for contender in here:
-        try:
-            entries[contender.name] = contender.entry(task.setup, task.problem)
-        except Error as error:
-            tell(f"{task}: {contender.name} failed: {error}")
-            entries[contender.name] = None
-    wanted = {name: entry for name, entry in entries.items() if entry is not None and not isinstance(entry, NotTimed)}
-    found: dict[str, dict[str, Any]] = {}
-    tried: dict[str, Any] = {}
-    try:
-        if wanted:
-            found, tried = _values(task, wanted, bench, tolerance)
-    except TooLarge:
-        found = {name: {"status": "not_timed"} for name in wanted}
-    except (RuntimeError, Error) as error:
-        if not bench.lost():
-            found, tried = _apart(task, wanted, bench, tolerance, tell)
-        else:
-            tell(f"{task}: {error}")
-    rows = []
-    for name, entry in entries.items():
-        values = {"status": "not_timed"} if isinstance(entry, NotTimed) else found.get(name, {})
-        rows.append(Measurement(corpus, *task.key, name, **{"us": None, "status": "failed", **values}))
-    return rows, tried
-
-
-def _apart(
-    task: Task, entries: Mapping[str, Entry], bench: Bench, tolerance: float, tell: Tell
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """As ``_values``, without those that raise."""
-    good: dict[str, Entry] = {}
-    for name, entry in entries.items():
-        try:
-            _values(task, {name: entry}, bench, tolerance)
-            good[name] = entry
-        except (RuntimeError, Error) as error:
-            tell(f"{task}: {name} failed: {error}")
-            if bench.lost():
-                return {}, {}
-    try:
-        return _values(task, good, bench, tolerance) if good else ({}, {})
-    except (RuntimeError, Error) as error:
-        tell(f"{task}: {', '.join(good)} failed together: {error}")
-        return {}, {}
-
-
-def _values(
-    task: Task, entries: Mapping[str, Entry], bench: Bench, tolerance: float
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """us, status, error and plan of each contender, timed side by side; what searches tried."""
-    plans: dict[str, Plan] = {}
-    others: dict[str, Other] = {}
-    tried: dict[str, Any] = {}
-    for name, entry in entries.items():
-        if isinstance(entry, Planned):
-            plans[name] = entry.plan
-        elif isinstance(entry, Searched):
-            finalists, wrong = bench.shortlist(task.problem, entry.plans)
-            plans |= {f"{name} {number}": plan for number, plan in enumerate(finalists)}
-            tried[name] = [len(entry.plans), len(wrong)]
-        elif isinstance(entry, Called) and entry.other is not None:
-            others[name] = entry.other
-    again = CUBLAS_AGAIN in entries
-    if task.timing == "isolated":
-        times = bench.time_isolated(task.problem, plans, again=again, others=others)
-    else:
-        expected_us = task.setup.plan(task.problem, task.setup.variants).predicted_time_us
-        times = bench.time(task.problem, plans, again=again, others=others, expected_us=expected_us)
-    found: dict[str, dict[str, Any]] = {}
-    for name, entry in entries.items():
-        if isinstance(entry, Searched):
-            several = [_value(times[one], tolerance, plans[one]) for one in plans if one.startswith(f"{name} ")]
-            several.sort(key=lambda value: (value["status"] != "ok", value["us"] or inf))
-            if several:
-                found[name] = several[0]
-        elif name in times:
-            found[name] = _value(times[name], tolerance, plans.get(name), checked=name in plans or name in others)
-    return found, tried
+) -> tuple[Rows, dict[str, Any]]:
+    """One task by itself, from begin to end."""
+    one = Measuring(task, contenders, bench, tolerance, tell)
+    one.time()
+    return one.finish(corpus)
 
 
 def _value(timed: Timed, tolerance: float, plan: Plan | None, *, checked: bool = True) -> dict[str, Any]:

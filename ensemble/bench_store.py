@@ -34,7 +34,8 @@ Key = tuple[str, str, int, int, int, str]
 class Folder:
     """Times that are being measured, into ``path``, which is made if needed. One process at a time.
 
-    done   (dtype, out_dtype, m, n, k, timing) of what it holds
+    done       (dtype, out_dtype, m, n, k, timing) of what it holds
+    suspects   those among which is one that the GPU did not survive
 
     TableError for a folder that holds something else than ``source`` would add, WriteError for one that cannot be written to.
     """
@@ -67,7 +68,8 @@ class Folder:
                 held = _table(self._log.rows, log)
                 for earlier in held.sources:
                     _compare(str(path), earlier, "this run", source, OF_ONE_FOLDER, "name a new folder")
-            self.done = {_key(row) for row in self._log.rows if "run" not in row}
+            self.done = {_key(row) for row in self._log.rows if _measured(row)}
+            self.suspects = {tuple(key) for row in self._log.rows for key in row.get("suspects", ())}
             self._opened = opened.pop_all()
 
     def append(self, rows: Sequence[Measurement], **more: Any) -> None:
@@ -87,6 +89,10 @@ class Folder:
         }
         self._log.append({**line, **more})
         self.done.add(_key(line))
+
+    def suspect(self, keys: Iterable[Key]) -> None:
+        """Remembers measurements among which is one that the GPU did not survive."""
+        self._log.append({"suspects": [list(key) for key in keys]})
 
     def compact(self) -> Path | None:
         """Writes the table of all that the folder holds, whole or not at all, and gives its path; None if that is nothing."""
@@ -136,7 +142,7 @@ def _table(lines: Sequence[Mapping[str, Any]], log: Path) -> Table:
         )
     rows = []
     for line in lines:
-        if "run" in line:
+        if not _measured(line):
             continue
         try:
             common = {name: line[name] for name in COMMON}
@@ -155,6 +161,10 @@ def _sorted(rows: Iterable[Measurement], sources: Iterable[Mapping[str, Any]]) -
         if source not in once:
             once.append(source)
     return Table(tuple(sorted(rows, key=lambda row: row[:8])), tuple(once))
+
+
+def _measured(line: Mapping[str, Any]) -> bool:
+    return "run" not in line and "suspects" not in line
 
 
 def _key(line: Mapping[str, Any]) -> Key:

@@ -16,8 +16,9 @@ import torch
 from cutlass_sk import planner
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble import baselines
-from cutlass_sk.ensemble.arena import CUBLAS, CUBLAS_AGAIN, Other
+from cutlass_sk.ensemble.attempt import CUBLAS, CUBLAS_AGAIN, Other, Others
 from cutlass_sk.ensemble.corpus import Problem
+from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
 from cutlass_sk.errors import Error, PlanError
 from cutlass_sk.generator.spec import KernelSpec, Layout, at_all_widths
 from cutlass_sk.options import Options
@@ -55,6 +56,18 @@ class Setup:
         """The first kernel at all of its widths."""
         return self.variants[: len(self.kernels[0].widths)]
 
+    def data_parallel(self, problem: Problem, kernels: Iterable[KernelSpec]) -> list[Plan]:
+        """The data-parallel plan of each kernel that has one. PlanError where none has."""
+        plans, refusal = [], None
+        for spec in kernels:
+            try:
+                plans.append(self.plan(problem, (spec,), "data_parallel"))
+            except PlanError as error:  # too many tiles for one launch
+                refusal = error
+        if refusal is not None and not plans:
+            raise refusal
+        return plans
+
     def plan(self, problem: Problem, kernels: tuple[KernelSpec, ...], decomposition: Decomposition | None = None) -> Plan:
         """The plan that is expected to be the fastest. PlanError where there is none."""
         return planner.make_plan(problem.m, problem.n, problem.k, kernels, self.device, Options(decomposition=decomposition))
@@ -69,9 +82,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class Searched:
-    """Plans of which the fastest as measured counts."""
+    """Plans, or what gives several calls, of which the fastest as measured counts."""
 
-    plans: tuple[Plan, ...]
+    candidates: tuple[Plan, ...] | Others
+
+    def plan(self, number: int) -> Plan | None:
+        """The plan of a candidate; None for a call."""
+        return None if callable(self.candidates) else self.candidates[number]
 
 
 @dataclass(frozen=True)
@@ -102,33 +119,51 @@ class Contender(ABC):
         """Why it cannot be timed here, in a sentence; None if it can."""
         return None if torch.cuda.is_available() else "It is timed on a CUDA GPU, and there is none."
 
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        """The kernels that it may launch, row-major."""
+        return ()
+
     @abstractmethod
     def entry(self, setup: Setup, problem: Problem) -> Entry:
         """What it launches for c[m, n] = a[m, k] @ b[k, n]. PlanError where no kernel takes it."""
 
 
-class Set(Contender):
+class OfSet(Contender):
+    """Launches kernels of the set."""
+
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return setup.kernels
+
+
+class Set(OfSet):
     name, description = "set", "all kernels of Gemm(dtype), as planned"
 
     def entry(self, setup: Setup, problem: Problem) -> Entry:
         return Planned(setup.plan(problem, setup.variants))
 
 
-class Single(Contender):
+class OfSingle(Contender):
+    """Launches the first kernel of the set."""
+
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return setup.kernels[:1]
+
+
+class Single(OfSingle):
     name, description = "single", "the first kernel of the set, as planned"
 
     def entry(self, setup: Setup, problem: Problem) -> Entry:
         return Planned(setup.plan(problem, setup.single))
 
 
-class DataParallel(Contender):
+class DataParallel(OfSingle):
     name, description = "data_parallel", "the first kernel of the set, whole tiles alone"
 
     def entry(self, setup: Setup, problem: Problem) -> Entry:
         return Planned(setup.plan(problem, setup.single, "data_parallel"))
 
 
-class FixedSplit(Contender):
+class FixedSplit(OfSingle):
     name = "fixed_split"
     description = (
         "the first kernel of the set, every tile in the number of equal parts that is expected to be the fastest, 1 included"
@@ -143,20 +178,42 @@ class FixedSplit(Contender):
         return Planned(min(whole, split, key=lambda plan: plan.predicted_time_us))
 
 
-class Oracle(Contender):
-    name = "oracle"
-    description = "the fastest, as measured, of the data-parallel plans of every kernel of the set at every width"
+class Fastest(Contender):
+    """The fastest, as measured, of data-parallel plans of several kernels."""
 
     def entry(self, setup: Setup, problem: Problem) -> Entry:
-        plans, refusal = [], None
-        for spec in setup.variants:
-            try:
-                plans.append(setup.plan(problem, (spec,), "data_parallel"))
-            except PlanError as error:  # too many tiles for one launch
-                refusal = error
-        if refusal is not None and not plans:
-            raise refusal
-        return Searched(tuple(plans))
+        return Searched(tuple(setup.data_parallel(problem, self.candidates(setup))))
+
+    def candidates(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        """The kernels, each at one width."""
+        return tuple(spec.with_layouts(*setup.layouts) for spec in self.kernels(setup))
+
+
+class Oracle(Fastest):
+    name = "oracle"
+    description = "the fastest, as measured, of an ensemble of data-parallel kernels for Hopper (oracle_hopper of cutlass-sk size)"
+
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return oracle_hopper(setup.dtype, setup.out_dtype)
+
+
+class OraclePaper(Fastest):
+    name, every = "oracle_paper", 16
+    description = f"the fastest, as measured, of the Stream-K paper's kernels, data-parallel, on every {every}th problem"
+
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return oracle_paper(setup.dtype, setup.out_dtype)
+
+
+class OracleOfSet(Fastest):
+    name, every = "oracle_of_set", 16
+    description = f"the fastest, as measured, of the set's kernels at all widths, data-parallel, on every {every}th problem"
+
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return setup.kernels
+
+    def candidates(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return setup.variants
 
 
 class Cublas(Contender):
@@ -193,7 +250,7 @@ class CublasPadded(Contender):
 
 
 _ALL: tuple[type[Contender], ...] = (
-    *(Set, Single, DataParallel, FixedSplit, Oracle),
+    *(Set, Single, DataParallel, FixedSplit, Oracle, OraclePaper, OracleOfSet),
     *(Cublas, CublasAgain, CublasFp32Reduce, CublasPadded),
 )
 CONTENDERS: dict[str, Contender] = {kind.name: kind() for kind in _ALL}

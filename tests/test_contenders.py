@@ -12,9 +12,11 @@ from cutlass_sk import Gemm, planner
 from cutlass_sk.device import PRESETS
 from cutlass_sk.ensemble import baselines
 from cutlass_sk.ensemble.arena import TOLERANCE, Arena
+from cutlass_sk.ensemble.attempt import Entrants, Found, Outcome
 from cutlass_sk.ensemble.bench import setup_of
 from cutlass_sk.ensemble.contenders import CONTENDERS, ContenderError, Entry, NotTimed, Planned, Searched, chosen
 from cutlass_sk.ensemble.corpus import Problem
+from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
 from cutlass_sk.generator.spec import at_all_widths
 from cutlass_sk.options import Options
 from cutlass_sk.plan import Plan
@@ -51,6 +53,13 @@ def test_each_says_who_it_is_and_why_it_does_not_run(monkeypatch: pytest.MonkeyP
     assert {contender.unavailable() for contender in CONTENDERS.values()} == {None}
 
 
+def run(bench: Arena, problem: Problem, entrants: Entrants) -> Outcome:
+    attempt = bench.begin(problem, entrants, ("back_to_back", "isolated"))
+    attempt.prepare()
+    attempt.launch()
+    return attempt.finish()
+
+
 @pytest.mark.parametrize("p", SHAPES, ids=str)
 def test_plans_are_those_of_calls_with_such_operands(p: Problem) -> None:
     shape = p.m, p.n, p.k
@@ -77,13 +86,20 @@ def test_a_fixed_split_is_split_where_that_pays_and_not_elsewhere() -> None:
     assert plan_of("fixed_split", SHAPES[2]).splits == 1
 
 
-def test_the_oracle_tries_every_width_of_every_kernel_data_parallel() -> None:
-    found = entry("oracle", SHAPES[1])
-    assert isinstance(found, Searched)
-    assert [plan.kernel for plan in found.plans] == [spec.with_layouts("t", "t") for spec in at_all_widths(SETUP.kernels)]
-    assert {plan.decomposition for plan in found.plans} == {"data_parallel"}
-    odd = entry("oracle", Problem(301, 301, 301), "float64")  # kernels that take packed copies alone are tried, too
-    assert isinstance(odd, Searched) and {plan.kernel.api for plan in odd.plans} == {"2x", "3x"}
+def test_oracles_try_their_kernels_data_parallel() -> None:
+    ensembles = {"oracle": oracle_hopper, "oracle_paper": oracle_paper}
+    for name, of in ensembles.items():
+        for pair, dtypes in (("float16", ("float16", "float16")), ("float64", ("float64", "float64"))):
+            found = entry(name, SHAPES[1], pair)
+            assert isinstance(found, Searched) and not callable(found.candidates)
+            assert [plan.kernel for plan in found.candidates] == list(of(*dtypes))
+            assert {plan.decomposition for plan in found.candidates} == {"data_parallel"}
+    found = entry("oracle_of_set", SHAPES[1])
+    assert isinstance(found, Searched) and not callable(found.candidates)
+    assert [plan.kernel for plan in found.candidates] == list(at_all_widths(SETUP.kernels))
+    odd = entry("oracle_of_set", Problem(301, 301, 301), "float64")  # kernels that take packed copies alone are tried, too
+    assert isinstance(odd, Searched) and not callable(odd.candidates)
+    assert {plan.kernel.api for plan in odd.candidates} == {"2x", "3x"}
 
 
 def test_what_makes_no_difference_is_not_timed() -> None:
@@ -144,33 +160,39 @@ def test_the_arena_packs_operands_that_a_kernel_does_not_take_and_times_others(
     setup = setup_of(dtype, H200, "tn")
     plan = setup.plan(problem, setup.variants[:1])
     others = {"right": baselines.padded, "wrong": lambda a, b, c: lambda a, b, c: c.zero_()}
-    isolated = bench.time_isolated(problem, {"set": plan}, others=others)
-    for times in (bench.time(problem, {"set": plan}, again=True, others=others), isolated):
+    outcome = run(bench, problem, Entrants({"set": plan}, others, again=True))
+    assert set(outcome.times) == {"back_to_back", "isolated"}
+    for times in outcome.times.values():
+        assert set(times) == {"set", "right", "wrong", "cublas", "cublas_again"}
         for name in ("set", "right"):
             error = times[name].error
             assert error is not None and error <= TOLERANCE[dtype, dtype] and times[name].us is not None
         assert (times["wrong"].error or 0) > TOLERANCE[dtype, dtype]
         assert times["cublas"].error is None and times["cublas"].us is not None
-    assert "cublas_again" in bench.time_isolated(problem, {}, again=True)
-    assert set(bench.time(problem, {}, expected_us=5.0)) == {"cublas"}
+    assert set(run(bench, problem, Entrants(expected_us=5.0)).times["isolated"]) == {"cublas"}
     # Packed operands are row-major, whatever they were.
     assert {kernel.spec.layout_b for kernel in stand_ins.values()} == {"t"}
 
 
-def test_a_shortlist_leaves_wrong_plans_out(stand_ins: dict[str, StandIn]) -> None:  # noqa: F811
+def test_searches_leave_out_what_is_wrong(stand_ins: dict[str, StandIn]) -> None:  # noqa: F811
+    problem = Problem(136, 72, 200)
     bench = Arena("float16", "float16", ("t", "n"), H200)
     right, wrong = (spec.with_layouts("t", "n") for spec in kernels_of("float16"))
     stand_ins[wrong.name] = StandIn(wrong, wrong=True)
-    plans = [SETUP.plan(Problem(136, 72, 200), (spec,)) for spec in (right, wrong)]
-    assert bench.shortlist(Problem(136, 72, 200), plans) == ([plans[0]], (plans[1],))
+    plans = [SETUP.plan(problem, (spec,)) for spec in (wrong, right)]
+    calls = [lambda a, b, c: c.zero_(), lambda a, b, c: torch.mm(a, b, out=c), lambda a, b, c: torch.mm(a, b, out=c)]
+    outcome = run(bench, problem, Entrants(searches={"plans": plans, "calls": lambda a, b, c: calls}))
+    assert outcome.found == {"plans": Found(2, (0,), (1,)), "calls": Found(3, (0,), (1, 2))}
+    for times in outcome.times.values():
+        assert set(times) == {"plans 1", "calls 1", "calls 2", "cublas"} and times["plans 1"].us is not None
 
 
 def test_packed_operands_are_those_of_each_buffer_set(stand_ins: dict[str, StandIn]) -> None:  # noqa: F811
     problem = Problem(137, 75, 203)
     bench = Arena("float16", "float16", ("t", "n"), H200)
-    buffers = bench._buffers(problem, 3)
-    launch = bench._bind(SETUP.plan(problem, SETUP.single), problem)
+    buffers = bench.buffers(problem, 3)
+    launch = bench.bind(SETUP.plan(problem, SETUP.single), problem)
     for number, (a, b, c) in enumerate(buffers.views):
-        bench._launch(launch, buffers, number)
+        bench.launch(launch, buffers, number)
         torch.testing.assert_close(c, a @ b, atol=0.2, rtol=0.0)
     assert number == 2

@@ -106,11 +106,12 @@ def bench(
 
     with Folder(output, source) as folder:
         sizes = [problem for _, problem in problems]
-        left = [task for task in todo if task.key not in folder.done]
+        left = [task for whole in todo if (task := whole.without(folder.done)).timings]
         benches = {}
+        stream = None if dry_run else torch.cuda.Stream()
         try:
             for setup in setups if left else ():
-                opened = (MadeUp(setup), inf) if dry_run else made.opened(setup, sizes)
+                opened = (MadeUp(setup), inf) if dry_run else made.opened(setup, sizes, chosen, stream)
                 benches[setup.dtype, setup.out_dtype] = opened
             started = monotonic()
             with show(console, todo, left) as advance:
@@ -121,8 +122,8 @@ def bench(
             for one, _ in benches.values():
                 one.close()
             table = folder.compact()
-        done = sum(task.key in folder.done for task in todo)
-    each = len(setups) * len(TIMINGS[timing])
+        done = sum(folder.done.issuperset(task.keys.values()) for task in todo)
+    each = len(setups)
     rate = f", {ran.measured / each / seconds:,.1f} problems/s" if ran.measured else ""
     cut = "" if ran.complete else "; the budget is spent"
     tell(f"{done / each:,.6g} of {len(problems):,} problems, {ran.measured / each:,.6g} of them now{rate}{cut}; {table}")
