@@ -205,7 +205,8 @@ class Arena:
 
     def target(self, buffers: Buffers) -> tuple[Buffers, torch.Tensor]:
         """The operands of all sets with one output, which is the second value and none of theirs."""
-        result = _matrix(self._outputs, *buffers.views[0][2].shape, "t", POOL_BYTES // 2 // self._outputs.element_size())
+        m, n = buffers.views[0][2].shape
+        result = _matrix(self._outputs, m, n, "t", POOL_BYTES // 2 // self._outputs.element_size())
         addresses = tuple((a, b, result.data_ptr()) for a, b, _ in buffers.addresses)
         return Buffers(addresses, tuple((a, b, result) for a, b, _ in buffers.views), buffers.set_bytes), result
 

@@ -408,4 +408,4 @@ class Attempt:
 
 
 def _median_us(pairs: Pairs) -> float:
-    return median(begin.elapsed_time(end) for begin, end in pairs) * 1e3
+    return float(median(begin.elapsed_time(end) for begin, end in pairs)) * 1e3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from random import Random
 from typing import Any
@@ -119,6 +119,7 @@ def source(
         "layouts": layout or "tn, and tt for float64",
         "calibration": calibration_of(device).source,
         "pdl": env.PDL.get(),
+        "effort": asdict(QUICK),
         "method": f"{METHOD}; operands that start on less than 16 bytes are packed, and the copies count",
     }
     made_up = {"gpu": "none: the times are made up", "method": "dry run: the times are made up from predictions"}

@@ -94,6 +94,11 @@ class Folder:
         """Remembers measurements among which is one that the GPU did not survive."""
         self._log.append({"suspects": [list(key) for key in keys]})
 
+    def sampled(self, summary: Mapping[str, Any]) -> None:
+        """Remembers clocks and power of this run (``clocks.Sampler``); a part of its provenance. After something was appended."""
+        if self._told and summary:
+            self._log.append({"sampled": dict(summary)})
+
     def compact(self) -> Path | None:
         """Writes the table of all that the folder holds, whole or not at all, and gives its path; None if that is nothing."""
         if not self.done:
@@ -133,7 +138,12 @@ def merge(paths: Sequence[Path]) -> Table:
 
 
 def _table(lines: Sequence[Mapping[str, Any]], log: Path) -> Table:
-    sources = [line["run"] for line in lines if isinstance(line.get("run"), dict)]
+    sources: list[dict[str, Any]] = []
+    for line in lines:
+        if isinstance(line.get("run"), dict):
+            sources.append(dict(line["run"]))
+        elif isinstance(line.get("sampled"), dict) and sources:
+            sources[-1]["sampled"] = line["sampled"]
     if not sources:
         raise TableError(f"{log} holds nothing that cutlass-sk bench measured; give another folder")
     if strange := [source.get("schema") for source in sources if source.get("schema") != SCHEMA_VERSION]:
@@ -164,7 +174,7 @@ def _sorted(rows: Iterable[Measurement], sources: Iterable[Mapping[str, Any]]) -
 
 
 def _measured(line: Mapping[str, Any]) -> bool:
-    return "run" not in line and "suspects" not in line
+    return not {"run", "suspects", "sampled"} & line.keys()
 
 
 def _key(line: Mapping[str, Any]) -> Key:

@@ -22,6 +22,7 @@ from cutlass_sk.ensemble.bench_measure import MadeUp, Task
 from cutlass_sk.ensemble.bench_store import Folder
 from cutlass_sk.ensemble.bench_store import merge as merged
 from cutlass_sk.ensemble.cli.report import table_path
+from cutlass_sk.ensemble.clocks import Sampler
 from cutlass_sk.ensemble.corpus import NAMES, by_name
 from cutlass_sk.ensemble.planner_sweep import Budget
 from cutlass_sk.ensemble.table import Timing, check_writable, write
@@ -114,10 +115,11 @@ def bench(
                 opened = (MadeUp(setup), inf) if dry_run else made.opened(setup, sizes, chosen, stream)
                 benches[setup.dtype, setup.out_dtype] = opened
             started = monotonic()
-            with show(console, todo, left) as advance:
+            with show(console, todo, left) as advance, Sampler() as sampler:
                 budget = Budget(inf if budget_seconds is None else budget_seconds)
                 ran = made.sweep(left, found.name, chosen, benches, folder, budget, advance, tell)
             seconds = monotonic() - started
+            folder.sampled({} if dry_run else sampler.summary)
         finally:
             for one, _ in benches.values():
                 one.close()
