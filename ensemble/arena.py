@@ -1,47 +1,44 @@
-"""Plans and cuBLAS on one GPU, timed side by side: what a sweep over thousands of problems needs to cost milliseconds a problem.
+"""One GPU on which contenders are timed side by side: what a sweep over thousands of problems needs to cost milliseconds a problem.
 
 Operands are views of one pool of random data, outputs of another, so that nothing is allocated for a problem and no output is ever
 an input. Every contender is launched once, checked against cuBLAS's result on the same operands, and captured; nothing is timed to
-find out how long it takes: the plan's prediction says how many launches make a graph.
+find out how long it takes: the plan's prediction says how many launches make a graph. ``attempt`` holds the steps.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
-from statistics import median
+from math import inf
 
 import torch
 
-from cutlass_sk import env
+from cutlass_sk import env, operands
 from cutlass_sk.device import Device
 from cutlass_sk.dtypes import torch_dtype
-from cutlass_sk.ensemble.candidates import identity
+from cutlass_sk.ensemble.attempt import (
+    COLD_BYTES,
+    CUBLAS,
+    THOROUGH,
+    Attempt,
+    Buffers,
+    Effort,
+    Entrants,
+    Launch,
+    OnViews,
+    Timed,
+    TooLarge,
+)
 from cutlass_sk.ensemble.corpus import Problem
-from cutlass_sk.errors import LaunchError
+from cutlass_sk.ensemble.table import Timing
 from cutlass_sk.generator import abi
 from cutlass_sk.generator.spec import KernelSpec, Layout
 from cutlass_sk.kernel import Prepared, load_kernel, plan_struct, problem_struct
 from cutlass_sk.plan import Plan
 
-CUBLAS, CUBLAS_AGAIN = "cublas", "cublas_again"
-
 POOL_BYTES = 1 << 30
 """Of operands, and as much of outputs: the largest problem, 8192^3 in float64, fits once."""
-COLD_BYTES = 192 << 20
-"""More than three times the L2 of an H200 (60 MB). Graphs that touch less are replayed with other memory read in between."""
-GRAPH_US, SEARCH_US = 300.0, 100.0
-"""How long the launches of a graph should take together, as predicted; in the search's first round."""
-LEAST_LAUNCHES, MOST_LAUNCHES, MOST_SEARCH_LAUNCHES = 3, 200, 40
-REPLAYS, LONG_REPLAYS, SEARCH_REPLAYS, ISOLATED_REPEATS = 5, 3, 2, 9
-LONG_US = 1e4
-"""A graph predicted to take longer than this is replayed ``LONG_REPLAYS`` times."""
-SLOW_FACTOR, SLOW_US = 2.0, 10.0
-"""A candidate that at first takes longer than ``SLOW_FACTOR`` times the fastest one and ``SLOW_US`` is not looked at again."""
-FINALISTS = 3
 
 TOLERANCE = {
     ("float16", "float16"): 1e-2,
@@ -54,17 +51,6 @@ TOLERANCE = {
 that misses one iteration is off by several sqrt(tile_k) somewhere. 16-bit: a few roundings of the output, since torch lets cuBLAS
 add split-K partials in 16 bits."""
 
-Launch = Callable[[int, int, int], object]
-"""Enqueues one launch on the arena's stream; a, b and c are device addresses."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Microseconds a launch (None: not timed) and largest difference from cuBLAS over sqrt(k) (None for cuBLAS)."""
-
-    us: float | None
-    error: float | None = None
-
 
 @dataclass(frozen=True)
 class Search:
@@ -75,24 +61,6 @@ class Search:
     best: tuple[tuple[Plan, Timed], ...]
     chosen: Timed
     cublas_us: float
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """Addresses of the buffer sets of one problem, and the views on them that torch needs."""
-
-    addresses: tuple[tuple[int, int, int], ...]
-    views: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
-    set_bytes: int
-
-
-def launches_for(predicted_us: float, total_us: float = GRAPH_US, least: int = LEAST_LAUNCHES, most: int = MOST_LAUNCHES) -> int:
-    """How many launches of a contender make a graph."""
-    return max(least, min(most, ceil(total_us / max(predicted_us, 1.0))))
-
-
-def replays_for(predicted_us: float, launches: int) -> int:
-    return REPLAYS if predicted_us * launches <= LONG_US else LONG_REPLAYS
 
 
 def prepared(
@@ -132,110 +100,94 @@ def prepared(
 
 
 class Arena:
-    """One dtype on the current GPU. ``layouts``: of a and b, row-major ``t`` or column-major ``n``; c is row-major."""
+    """One dtype on the current GPU.
+
+    layouts   of a and b, row-major ``t`` or column-major ``n``; c is row-major
+    stream    what everything runs on; arenas that are used in turn must share it. Default: one of its own
+    """
 
     where = "cuda"
 
-    def __init__(self, dtype: str, out_dtype: str, layouts: tuple[Layout, Layout], device: Device) -> None:
-        self.dtype, self.out_dtype, self.layouts, self.device = dtype, out_dtype, layouts, device
+    def __init__(
+        self,
+        dtype: str,
+        out_dtype: str,
+        layouts: tuple[Layout, Layout],
+        device: Device,
+        effort: Effort = THOROUGH,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        self.dtype, self.out_dtype, self.layouts, self.device, self.effort = dtype, out_dtype, layouts, device, effort
         inputs, out = torch_dtype(dtype), torch_dtype(out_dtype)
         self._mixed = inputs != out
-        self._tolerance = TOLERANCE[dtype, out_dtype]
+        self.tolerance = TOLERANCE[dtype, out_dtype]
         generator = torch.Generator(device=self.where).manual_seed(1)
         self._inputs = torch.randn(POOL_BYTES // inputs.itemsize, dtype=inputs, device=self.where, generator=generator)
         self._outputs = torch.empty(POOL_BYTES // out.itemsize, dtype=out, device=self.where)
         self._other = torch.zeros(COLD_BYTES // 4, dtype=torch.float32, device=self.where)
         self._sink = torch.zeros((), dtype=torch.float32, device=self.where)
         self._partials = torch.empty(64 << 20, dtype=torch.uint8, device=self.where)
-        self._barriers = torch.zeros(1 << 20, dtype=torch.uint8, device=self.where)
-        self._stream = torch.cuda.Stream()
+        self.barriers = torch.zeros(1 << 20, dtype=torch.uint8, device=self.where)
+        self.stream = stream or torch.cuda.Stream()
         self._events: list[torch.cuda.Event] = []
-        self._bound: dict[tuple[object, ...], Launch] = {}
         torch.cuda.synchronize()
+
+    def begin(self, problem: Problem, entrants: Entrants, timings: Iterable[Timing]) -> Attempt:
+        """Everybody is launched and checked; the rest is up to the attempt's steps. TooLarge where the problem does not fit."""
+        return Attempt(self, problem, entrants, timings)
 
     def time(self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False) -> dict[str, Timed]:
         """Every plan and cuBLAS, back to back in graphs. Plans that launch the same are timed once. ``again``: cuBLAS twice."""
-        with torch.cuda.stream(self._stream):
-            apart = {identity(plan): plan for plan in plans.values()}
-            predicted_us = min(plan.predicted_time_us for plan in apart.values())
-            buffers = self._buffers(problem, launches_for(predicted_us))
-            errors = dict(zip(apart, self._check(problem, buffers, list(apart.values())), strict=True))
-            contenders: dict[object, tuple[Launch | None, float]] = {
-                name: (self._bind(plan, problem), plan.predicted_time_us)
-                for name, plan in apart.items()
-                if errors[name] is not None
-            }
-            contenders[CUBLAS] = (None, predicted_us)
-            if again:
-                contenders[CUBLAS_AGAIN] = (None, predicted_us)
-            times = self._replay(buffers, contenders)
-        return self._timed(plans, times, errors)
+        return self._now(problem, Entrants(plans, again=again), "back_to_back")
 
-    def time_isolated(self, problem: Problem, plans: Mapping[str, Plan]) -> dict[str, Timed]:
+    def time_isolated(self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False) -> dict[str, Timed]:
         """Every plan and cuBLAS, one launch at a time with other memory read before it, so that no operand is in the L2."""
-        with torch.cuda.stream(self._stream):
-            apart = {identity(plan): plan for plan in plans.values()}
-            buffers = self._buffers(problem, ISOLATED_REPEATS + 1)
-            errors = dict(zip(apart, self._check(problem, buffers, list(apart.values())), strict=True))
-            launches: dict[object, Launch | None] = {
-                name: self._bind(plan, problem) for name, plan in apart.items() if errors[name] is not None
-            }
-            launches[CUBLAS] = None
-            pairs: dict[object, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in launches}
-            events = self._take_events(2 * len(launches) * (ISOLATED_REPEATS + 1))
-            for turn in range(ISOLATED_REPEATS + 1):
-                for name, launch in launches.items():
-                    begin, end = next(events), next(events)
-                    self._evict()
-                    begin.record()
-                    self._launch(launch, buffers, turn)
-                    end.record()
-                    if turn:
-                        pairs[name].append((begin, end))
-            self._stream.synchronize()
-        times = {name: median(begin.elapsed_time(end) * 1e3 for begin, end in found) for name, found in pairs.items()}
-        return self._timed(plans, times, errors)
+        return self._now(problem, Entrants(plans, again=again), "isolated")
 
     def search(self, problem: Problem, plans: Sequence[Plan], chosen: Plan) -> Search:
-        """The best of ``plans``. First launches are checked and timed, the slow ones left; the rest is timed in short graphs; the
-        best ``FINALISTS`` run once more, beside ``chosen`` and cuBLAS, in the graphs of ``time``."""
-        with torch.cuda.stream(self._stream):
-            least_us = min(plan.predicted_time_us for plan in plans)
-            buffers = self._buffers(problem, launches_for(least_us))
-            first_us: list[float] = []
-            errors = self._check(problem, buffers, plans, first_us)
-            wrong = tuple(plan for plan, error in zip(plans, errors, strict=True) if error is None or not error <= self._tolerance)
-            right = [(us, plan) for us, plan in zip(first_us, plans, strict=True) if plan not in wrong]
-            limit = min((us for us, _ in right), default=0.0) * SLOW_FACTOR + SLOW_US
-            near = {number: (us, plan) for number, (us, plan) in enumerate(right) if us <= limit}
-            short: dict[object, tuple[Launch | None, float]] = {
-                number: (self._bind(plan, problem), us) for number, (us, plan) in near.items()
-            }
-            times = self._replay(buffers, short, search=True) if short else {}
-        finalists = [near[number][1] for number in sorted(near, key=lambda number: times[number])[:FINALISTS]]
-        names = {f"finalist_{number}": plan for number, plan in enumerate(finalists)}
-        final = self.time(problem, {"chosen": chosen, **names})
-        best = [(us, number) for number, name in enumerate(names) if (us := final[name].us) is not None]
-        ranked = tuple((finalists[number], final[f"finalist_{number}"]) for _, number in sorted(best))
-        cublas_us = final[CUBLAS].us
+        """The best of ``plans``: all are launched and checked, the fastest timed beside ``chosen`` and cuBLAS, in the graphs of
+        ``time``."""
+        attempt = self.begin(problem, Entrants({"chosen": chosen}, searches={"best": plans}), ("back_to_back",))
+        attempt.prepare()
+        attempt.launch()
+        outcome = attempt.finish()
+        times, found = outcome.times["back_to_back"], outcome.found["best"]
+        finalists = [(plans[number], times[f"best {number}"]) for number in found.finalists]
+        best = tuple(sorted(finalists, key=lambda one: one[1].us or inf))
+        cublas_us = times[CUBLAS].us
         assert cublas_us is not None
-        return Search(len(plans), wrong, ranked, final["chosen"], cublas_us)
+        return Search(found.tried, tuple(plans[number] for number in found.wrong), best, times["chosen"], cublas_us)
+
+    def lost(self) -> bool:
+        """Whether the GPU takes no more work from this process, as after a kernel that read where there is no memory."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def close(self) -> None:
         """Gives the memory back."""
-        self._bound.clear()
-        del self._inputs, self._outputs, self._other, self._partials, self._barriers
+        del self._inputs, self._outputs, self._other, self._partials, self.barriers
         torch.cuda.empty_cache()
 
-    def _buffers(self, problem: Problem, most: int) -> Buffers:
-        """As many sets as there are launches, or as fit into the pools."""
-        self._bound.clear()
+    def _now(self, problem: Problem, entrants: Entrants, timing: Timing) -> dict[str, Timed]:
+        attempt = self.begin(problem, entrants, (timing,))
+        attempt.prepare()
+        attempt.launch()
+        return dict(attempt.finish().times[timing])
+
+    # What an attempt needs.
+
+    def buffers(self, problem: Problem, most: int) -> Buffers:
+        """As many sets as there are launches, as it takes to be beyond the L2, or as fit into the pools."""
         m, n, k = problem.m, problem.n, problem.k
         item, item_c = self._inputs.element_size(), self._outputs.element_size()
         a_bytes, b_bytes, c_bytes = (-(-size // 256) * 256 for size in (m * k * item, k * n * item, m * n * item_c))
-        sets = min(most, POOL_BYTES // (a_bytes + b_bytes), POOL_BYTES // c_bytes)
+        set_bytes = a_bytes + b_bytes + c_bytes
+        sets = min(most, -(-COLD_BYTES // set_bytes) + 1, POOL_BYTES // (a_bytes + b_bytes), POOL_BYTES // c_bytes)
         if sets < 1 or 2 * c_bytes > POOL_BYTES:
-            raise ValueError(f"{m}x{n}x{k} does not fit into pools of {POOL_BYTES} bytes")
+            raise TooLarge(f"{m}x{n}x{k} does not fit into pools of {POOL_BYTES} bytes")
         base, base_c = self._inputs.data_ptr(), self._outputs.data_ptr()
         addresses, views = [], []
         for number in range(sets):
@@ -249,30 +201,56 @@ class Arena:
                     _matrix(self._outputs, m, n, "t", c // item_c),
                 )
             )
-        return Buffers(tuple(addresses), tuple(views), a_bytes + b_bytes + c_bytes)
+        return Buffers(tuple(addresses), tuple(views), set_bytes)
 
-    def _bind(self, plan: Plan, problem: Problem) -> Launch:
-        """A launch of ``plan`` on operands whose addresses are given later. It stays the same one until ``_buffers`` begins a
-        problem, so that what a kernel does at its first launch is not captured."""
-        if (known := self._bound.get(identity(plan))) is None:
-            known = self._bound[identity(plan)] = self._made(plan, problem)
-        return known
+    def target(self, buffers: Buffers) -> tuple[Buffers, torch.Tensor]:
+        """The operands of all sets with one output, which is the second value and none of theirs."""
+        m, n = buffers.views[0][2].shape
+        result = _matrix(self._outputs, m, n, "t", POOL_BYTES // 2 // self._outputs.element_size())
+        addresses = tuple((a, b, result.data_ptr()) for a, b, _ in buffers.addresses)
+        return Buffers(addresses, tuple((a, b, result) for a, b, _ in buffers.views), buffers.set_bytes), result
 
-    def _made(self, plan: Plan, problem: Problem) -> Launch:
+    def bind(self, plan: Plan, problem: Problem) -> Launch | OnViews:
+        """A launch of ``plan`` on operands whose addresses are given later. As a call prepares them: operands that start on other
+        than 16 bytes are packed, and the copies count."""
         m, n, k = problem.m, problem.n, problem.k
         layout_a, layout_b = self.layouts
-        leading_a, leading_b = (k if layout_a == "t" else m), (n if layout_b == "t" else k)
         if plan.partials_bytes > self._partials.numel():
             self._partials = torch.empty(plan.partials_bytes, dtype=torch.uint8, device=self.where)
-        if plan.barrier_bytes > self._barriers.numel():
-            self._barriers = torch.zeros(plan.barrier_bytes, dtype=torch.uint8, device=self.where)
-        workspace = self._partials, self._barriers
-        spec = plan.kernel.with_layouts(layout_a, layout_b)
-        return prepared(spec, plan, problem_struct(m, n, k, leading_a, leading_b, n), self.device, self._stream, *workspace)
+        if plan.barrier_bytes > self.barriers.numel():
+            self.barriers = torch.zeros(plan.barrier_bytes, dtype=torch.uint8, device=self.where)
+        views = (
+            _matrix(self._inputs, m, k, layout_a, 0),
+            _matrix(self._inputs, k, n, layout_b, 0),
+            _matrix(self._outputs, m, n, "t", 0),
+        )
+        ready = operands.prepare(*views, plan.kernel, read_c=False)
+        spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
+        leading_c = operands.leading_dimension(ready.c, spec.alignment_c)
+        struct = problem_struct(ready.m, ready.n, ready.k, ready.a.leading, ready.b.leading, leading_c)
+        launch = prepared(spec, plan, struct, self.device, self.stream, self._partials, self.barriers)
+        if ready.a.tensor is views[0] and ready.b.tensor is views[1] and ready.result is None:
+            return launch
 
-    def _launch(self, launch: Launch | None, buffers: Buffers, number: int) -> None:
+        def packed(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+            if ready.a.tensor is not views[0]:
+                ready.a.tensor[:m, :k].copy_(a)
+                a = ready.a.tensor
+            if ready.b.tensor is not views[1]:
+                ready.b.tensor[:k, :n].copy_(b)
+                b = ready.b.tensor
+            launch(a.data_ptr(), b.data_ptr(), (c if ready.result is None else ready.c).data_ptr())
+            if ready.result is not None:
+                c.copy_(ready.c[:, :n])
+
+        return OnViews(packed)
+
+    def launch(self, launch: Launch | OnViews | None, buffers: Buffers, number: int) -> None:
         """Enqueues a launch on a buffer set; None: cuBLAS's."""
         number %= len(buffers.addresses)
+        if isinstance(launch, OnViews):
+            launch.call(*buffers.views[number])
+            return
         if launch is not None:
             launch(*buffers.addresses[number])
             return
@@ -282,117 +260,15 @@ class Arena:
         else:
             torch.mm(a, b, out=c)
 
-    def _check(
-        self, problem: Problem, buffers: Buffers, plans: Sequence[Plan], first_us: list[float] | None = None
-    ) -> list[float | None]:
-        """Launches everything once, on the first set. Largest differences from cuBLAS over sqrt(k), NaN where an element was not
-        written; None where a plan was refused or barriers were left set, after which a launch may not end. One wait for all.
-
-        first_us   gets the time of each plan's second launch
-        """
-        a, b, expected = buffers.addresses[0][0], buffers.addresses[0][1], buffers.views[0][2]
-        m, n = expected.shape
-        offset = POOL_BYTES // 2 // self._outputs.element_size()
-        result = _matrix(self._outputs, m, n, "t", offset)
-        address = self._outputs.data_ptr() + offset * self._outputs.element_size()
-        self._launch(None, buffers, 0)
-        found: list[torch.Tensor] = []
-        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = []
-        events = self._take_events(2 * len(plans))
-        for plan in plans:
-            launch = self._bind(plan, problem)
-            result.fill_(float("nan"))
-            try:
-                launch(a, b, address)
-            except LaunchError as error:
-                print(f"{problem.m}x{problem.n}x{problem.k}: {plan.kernel} refused its plan: {error}", file=sys.stderr)
-                refused = torch.ones((), dtype=torch.float64, device=self.where)
-                found += [refused, refused]
-                pairs.append(None)
-                continue
-            if first_us is not None:
-                begin, end = next(events), next(events)
-                begin.record()
-                launch(a, b, address)
-                end.record()
-                pairs.append((begin, end))
-            difference = torch.sub(result, expected).abs_().amax().double()
-            found += [difference, self._barriers.amax().double()]
-        values = torch.stack(found).tolist()  # waits
-        if first_us is not None:
-            first_us += [pair[0].elapsed_time(pair[1]) * 1e3 if pair else inf for pair in pairs]
-        if any(values[1::2]):
-            self._barriers.zero_()
-        scale = sqrt(problem.k)
-        return [None if left else error / scale for error, left in zip(values[::2], values[1::2], strict=True)]
-
-    def _replay(
-        self,
-        buffers: Buffers,
-        contenders: Mapping[object, tuple[Launch | None, float]],
-        search: bool = False,
-    ) -> dict[object, float]:
-        """Median microseconds a launch, by contender: (launch or None for cuBLAS, predicted time). ``search``: short graphs."""
-        graphs = {}
-        for name, (launch, predicted_us) in contenders.items():
-            count = launches_for(predicted_us, SEARCH_US, 1, MOST_SEARCH_LAUNCHES) if search else launches_for(predicted_us)
-            graph = torch.cuda.CUDAGraph()
-            # Not the context manager: it collects garbage and empties the allocator's cache, which takes longer than all else here.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for number in range(count):
-                    self._launch(launch, buffers, number)
-            finally:
-                graph.capture_end()
-            graphs[name] = graph, count, SEARCH_REPLAYS if search else replays_for(predicted_us, count)
-        touched = min(min(count, len(buffers.addresses)) for _, count, _ in graphs.values()) * buffers.set_bytes
-        pairs: dict[object, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
-        turns = max(wanted for _, _, wanted in graphs.values())
-        events = self._take_events(2 * len(graphs) * (turns + 1))
-        order = list(graphs.items())
-        for turn in range(turns + 1):
-            order.append(order.pop(0))  # nobody always follows the same one
-            for name, (graph, _, wanted) in order:
-                if turn > wanted:
-                    continue
-                if touched < COLD_BYTES:
-                    self._evict()
-                begin, end = next(events), next(events)
-                begin.record()
-                graph.replay()
-                end.record()
-                if turn:  # the first replay uploads the graph
-                    pairs[name].append((begin, end))
-        self._stream.synchronize()
-        return {
-            name: median(begin.elapsed_time(end) for begin, end in found) * 1e3 / graphs[name][1] for name, found in pairs.items()
-        }
-
-    def _timed(
-        self, plans: Mapping[str, Plan], times: Mapping[object, float], errors: Mapping[tuple[object, ...], float | None]
-    ) -> dict[str, Timed]:
-        timed = {name: Timed(times.get(identity(plan)), errors[identity(plan)]) for name, plan in plans.items()}
-        return {**timed, **{name: Timed(times[name]) for name in (CUBLAS, CUBLAS_AGAIN) if name in times}}
-
-    def _evict(self) -> None:
+    def evict(self) -> None:
         """Reads other memory, so that the L2 holds nothing else; reading leaves nothing to be written back later."""
         torch.sum(self._other, dim=0, out=self._sink)
 
-    def _take_events(self, count: int) -> _Events:
-        while len(self._events) < count:
-            self._events.append(torch.cuda.Event(enable_timing=True))
-        return _Events(self._events)
+    def take_event(self) -> torch.cuda.Event:
+        return self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
 
-
-class _Events:
-    """Hands out events, one after the other."""
-
-    def __init__(self, events: list[torch.cuda.Event]) -> None:
-        self._events, self._next = events, 0
-
-    def __next__(self) -> torch.cuda.Event:
-        self._next += 1
-        return self._events[self._next - 1]
+    def give_back(self, events: Sequence[torch.cuda.Event]) -> None:
+        self._events += events
 
 
 def _matrix(pool: torch.Tensor, rows: int, columns: int, layout: Layout, offset: int) -> torch.Tensor:

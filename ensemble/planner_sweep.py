@@ -25,7 +25,8 @@ from cutlass_sk import Gemm, planner
 from cutlass_sk.calibration import calibration_of
 from cutlass_sk.device import Device, resolve
 from cutlass_sk.ensemble import planner_report
-from cutlass_sk.ensemble.arena import CUBLAS, CUBLAS_AGAIN, Search, Timed
+from cutlass_sk.ensemble.arena import Search
+from cutlass_sk.ensemble.attempt import CUBLAS, CUBLAS_AGAIN, THOROUGH, Timed, launches_for, replays_for
 from cutlass_sk.ensemble.candidates import candidates, identity
 from cutlass_sk.ensemble.corpus import Problem, paper
 from cutlass_sk.ensemble.planner_report import DTYPES
@@ -335,11 +336,10 @@ def state() -> str | None:
 
 def expected_seconds(contest: Contest, problems: Sequence[Problem]) -> dict[str, float]:
     """A guess at what the parts take on a GPU: predicted times of the launches, and what was allowed for the host."""
-    from cutlass_sk.ensemble.arena import GRAPH_US, ISOLATED_REPEATS, REPLAYS, launches_for, replays_for
 
     def graph_us(us: float) -> float:
         count = launches_for(us)
-        return us * count * (replays_for(us, count) + 1) + 12 * count + 60
+        return us * count * (replays_for(us, count, THOROUGH) + 1) + 12 * count + 60
 
     seconds = dict.fromkeys(PART_SHARE, 0.0)
     for place, problem in enumerate(problems):
@@ -348,13 +348,13 @@ def expected_seconds(contest: Contest, problems: Sequence[Problem]) -> dict[str,
         least = min(apart.values())
         seconds["main"] += 500 + sum(map(graph_us, apart.values())) + graph_us(least) * (1 + (place % AGAIN_EVERY == 0))
         if place % ISOLATED_EVERY == 0:
-            seconds["isolated"] += 500 + sum(us + 55 for us in (*apart.values(), least)) * (ISOLATED_REPEATS + 1)
+            seconds["isolated"] += 500 + sum(us + 55 for us in (*apart.values(), least)) * (THOROUGH.isolated + 1)
         if place % EXHAUSTIVE_EVERY == 0:
             tried = candidates(problem.m, problem.n, problem.k, contest.variants, contest.device)
             for plan in tried:
                 us = plan.predicted_time_us
                 seconds["exhaustive"] += 120 + 2 * us + (700 + 3 * max(100.0, us) if us < 2 * least + 10 else 0)
-            seconds["exhaustive"] += 5 * graph_us(max(least, GRAPH_US / 200 / REPLAYS))
+            seconds["exhaustive"] += 5 * graph_us(max(least, THOROUGH.graph_us / 200 / THOROUGH.replays))
     return {part: us * 1e-6 for part, us in seconds.items()}
 
 

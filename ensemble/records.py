@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -78,11 +79,14 @@ class Log:
 
 
 def _drop_last_line(path: Path) -> None:
-    """Takes away a line that was not written to its end; one that is whole but for its newline gets it."""
-    data = path.read_bytes()
-    head, _, tail = data.rpartition(b"\n")
+    """Takes away a line that was not written to its end; one that is whole but for its newline gets it. In place: a process that is
+    killed here loses no other line."""
+    head, newline, tail = path.read_bytes().rpartition(b"\n")
     try:
         json.loads(tail or b"null")
-        path.write_bytes(data + b"\n" if tail else data)
     except ValueError:
-        path.write_bytes(head + b"\n" if head else b"")
+        os.truncate(path, len(head) + len(newline))
+        return
+    if tail:
+        with path.open("ab") as file:
+            file.write(b"\n")

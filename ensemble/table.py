@@ -207,6 +207,11 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
+def check_writable() -> None:
+    """Raises TableError where tables cannot be written, for lack of pyarrow; asked before a long measurement is begun."""
+    _pyarrow()
+
+
 def merged(tables: Iterable[tuple[str, Table]]) -> Table:
     """The rows of several files, by their names, as one table. TableError where they are not of one GPU, or measured the same."""
     rows: list[Measurement] = []

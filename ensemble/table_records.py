@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cutlass_sk.ensemble.bench_store import read_folder
 from cutlass_sk.ensemble.planner_report import DTYPES, HOST, latest, right, source
 from cutlass_sk.ensemble.records import RecordError, Row, read
 from cutlass_sk.ensemble.table import SUFFIX, Measurement, Status, Table, TableError, check
@@ -22,7 +23,9 @@ PLAN = ("kernel", "decomposition", "grid", "sk_tiles", "sk_units", "splits", "ra
 
 
 def read_any(path: Path) -> Table:
-    """A table (.parquet), or planner records (.jsonl, .jsonl.gz) as one. TableError for what is neither."""
+    """A table (.parquet); a folder of ``cutlass-sk bench`` or planner records (.jsonl, .jsonl.gz) as one. TableError for others."""
+    if path.is_dir():
+        return read_folder(path)
     if path.suffix == SUFFIX:
         return read_table(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):

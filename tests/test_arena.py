@@ -12,8 +12,9 @@ import torch
 
 from cutlass_sk import planner
 from cutlass_sk.device import PRESETS
-from cutlass_sk.ensemble import arena
+from cutlass_sk.ensemble import arena, attempt
 from cutlass_sk.ensemble.arena import Arena
+from cutlass_sk.ensemble.attempt import THOROUGH
 from cutlass_sk.ensemble.candidates import candidates
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.errors import LaunchError
@@ -65,6 +66,7 @@ class Stream:
 class Event:
     def __init__(self, enable_timing: bool) -> None: ...
     def record(self) -> None: ...
+    def synchronize(self) -> None: ...
     def elapsed_time(self, other: Event) -> float:
         return 0.03
 
@@ -114,27 +116,30 @@ def test_every_layout_and_a_transposed_c_give_the_product(
         assert set(times) == {"set", "single", "cublas", "cublas_again"}
         error = times["set"].error
         assert error is not None and error <= arena.TOLERANCE[dtype, dtype] and times["single"] == times["set"]
-        assert times["set"].us == pytest.approx(30.0 / arena.launches_for(plan.predicted_time_us))
+        assert times["set"].us == pytest.approx(30.0 / attempt.launches_for(plan.predicted_time_us))
         isolated = bench.time_isolated(PROBLEM, {"set": plan})
         assert isolated["set"].us == pytest.approx(30.0) and isolated["cublas"].error is None
 
 
 def test_buffers_rotate_and_do_not_meet(stand_ins: dict[str, StandIn]) -> None:
     bench = Arena("float16", "float16", ("t", "n"), H200)
-    buffers = bench._buffers(PROBLEM, 200)
+    buffers = bench.buffers(PROBLEM, 200)
     inputs = [address for a, b, _ in buffers.addresses for address in (a, b)]
     assert len(buffers.addresses) == POOL_BYTES // (-(-136 * 200 * 2 // 256) * 256 + -(-200 * 72 * 2 // 256) * 256) > 1
     assert inputs == sorted(set(inputs)) and all(address % 16 == inputs[0] % 16 for address in inputs)
     for (a, b, c), views in zip(buffers.addresses, buffers.views, strict=True):
         assert (a, b, c) == tuple(view.data_ptr() for view in views)
     with pytest.raises(ValueError, match="does not fit"):
-        bench._buffers(Problem(1024, 1024, 1024), 1)
+        bench.buffers(Problem(1024, 1024, 1024), 1)
 
 
 def test_wrong_results_are_reported_and_kernels_that_leave_barriers_are_not_timed(stand_ins: dict[str, StandIn]) -> None:
     bench = Arena("float16", "float16", ("t", "n"), H200)
     right, wrong = kernels_of("float16")
-    plans = {name: planner.make_plan(PROBLEM.m, PROBLEM.n, PROBLEM.k, [spec], H200) for name, spec in (("a", right), ("b", wrong))}
+    shape = PROBLEM.m, PROBLEM.n, PROBLEM.k
+    plans = {"a": planner.make_plan(*shape, [right], H200)}
+    plans["b"] = planner.make_plan(*shape, [wrong], H200, Options(decomposition="stream_k"))
+    assert plans["b"].barrier_bytes
     name = wrong.with_layouts("t", "n").name
     stand_ins[name] = StandIn(wrong.with_layouts("t", "n"), wrong=True)
     times = bench.time(PROBLEM, plans)
@@ -142,7 +147,7 @@ def test_wrong_results_are_reported_and_kernels_that_leave_barriers_are_not_time
     stand_ins[name].left = True
     times = bench.time(PROBLEM, plans)
     assert times["b"].us is None and times["b"].error is None and times["a"].us is not None
-    assert not bench._barriers.any()
+    assert not bench.barriers.any()
     stand_ins[name] = StandIn(wrong.with_layouts("t", "n"), refuses=True)
     times = bench.time(PROBLEM, plans)
     assert times["b"].us is None and times["b"].error is None and times["a"].us is not None
@@ -157,5 +162,5 @@ def test_a_search_leaves_wrong_plans_out_and_times_the_best_beside_the_chosen_on
     chosen = planner.make_plan(*shape, kernels[:1], H200, Options(decomposition="data_parallel"))
     found = bench.search(PROBLEM, tried, chosen)
     assert found.tried == len(tried) and {plan.kernel for plan in found.wrong} == {kernels[1]}
-    assert len(found.best) == arena.FINALISTS and all(plan.kernel == kernels[0] for plan, _ in found.best)
+    assert len(found.best) == THOROUGH.finalists and all(plan.kernel == kernels[0] for plan, _ in found.best)
     assert found.chosen.us is not None and found.cublas_us > 0

@@ -11,7 +11,8 @@ import pytest
 
 from cutlass_sk import Gemm, planner
 from cutlass_sk.device import PRESETS
-from cutlass_sk.ensemble import arena, planner_report, planner_sweep, ratios, records
+from cutlass_sk.ensemble import arena, attempt, planner_report, planner_sweep, ratios, records
+from cutlass_sk.ensemble.attempt import THOROUGH
 from cutlass_sk.ensemble.candidates import candidates, identity, thinned
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.planner_sweep import Budget, Contest, Pretended, drawn, sample, shapes_of, sweep
@@ -103,9 +104,9 @@ def test_float64_has_candidates_too() -> None:
 
 
 def test_launches_fill_a_graph() -> None:
-    assert arena.launches_for(0.1) == arena.MOST_LAUNCHES and arena.launches_for(1e4) == arena.LEAST_LAUNCHES
-    assert arena.launches_for(10.0) == 30
-    assert arena.replays_for(10.0, 30) == arena.REPLAYS and arena.replays_for(2e4, 3) == arena.LONG_REPLAYS
+    assert attempt.launches_for(0.1) == attempt.MOST_LAUNCHES and attempt.launches_for(1e4) == attempt.LEAST_LAUNCHES
+    assert attempt.launches_for(10.0) == 30
+    assert attempt.replays_for(10.0, 30, THOROUGH) == THOROUGH.replays and attempt.replays_for(2e4, 3, THOROUGH) == 3
 
 
 def test_a_log_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:

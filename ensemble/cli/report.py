@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cutlass_sk.cli.options import written_path
 from cutlass_sk.ensemble import report as made
+from cutlass_sk.ensemble.bench_store import LOG
 from cutlass_sk.ensemble.report import Picture, curves, groups
 from cutlass_sk.ensemble.table import SUFFIX, merged, write
 from cutlass_sk.ensemble.table_records import read_any
@@ -28,7 +29,10 @@ def table_path(path: Path | None) -> Path | None:
 
 def report(
     records: Annotated[
-        list[Path], typer.Argument(metavar="RECORDS...", help="Tables (.parquet) or records of planner_sweep (.jsonl, .jsonl.gz).")
+        list[Path],
+        typer.Argument(
+            metavar="RECORDS...", help="Tables (.parquet), folders of bench, or records of planner_sweep (.jsonl, .jsonl.gz)."
+        ),
     ],
     output: Annotated[
         Path,
@@ -73,4 +77,5 @@ def _folder(path: Path) -> None:
 
 
 def _file(path: Path, holds: str) -> dict[str, str]:
-    return {"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest(), "holds": holds}
+    data = (path / LOG if path.is_dir() else path).read_bytes()
+    return {"file": path.name, "sha256": sha256(data).hexdigest(), "holds": holds}

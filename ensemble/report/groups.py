@@ -15,6 +15,7 @@ from cutlass_sk.generator.spec import ELEMENT_BYTES
 
 RATIOS: dict[str, tuple[str, str, str]] = {
     "single_vs_data_parallel": ("data_parallel", "single", "single Stream-K kernel over the same kernel data-parallel"),
+    "single_vs_fixed_split": ("fixed_split", "single", "single Stream-K kernel over the same kernel, fixed split"),
     "single_vs_cublas": ("cublas", "single", "single Stream-K kernel over cuBLAS"),
     "set_vs_cublas": ("cublas", "set", "Stream-K set over cuBLAS"),
     "set_vs_cublas_compute_bound": ("cublas", "set", f"Stream-K set over cuBLAS, above {COMPUTE_BOUND} FLOP/B"),
@@ -30,7 +31,10 @@ CONTENDERS = {
     "set": "Stream-K set",
     "single": "single Stream-K kernel",
     "data_parallel": "same kernel data-parallel",
+    "fixed_split": "same kernel, fixed split",
     "cublas": "cuBLAS",
+    "cublas_fp32_reduce": "cuBLAS, float32 sums",
+    "cublas_padded": "cuBLAS, padded",
     "oracle": "oracle",
     "cublaslt_best": "best of cuBLASLt",
     "best": "best plan of a search",
