@@ -6,7 +6,7 @@ A contender is one class: a name, a description, and ``entry``. ``CONTENDERS`` l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -15,8 +15,8 @@ import torch
 
 from cutlass_sk import planner
 from cutlass_sk.device import Device
-from cutlass_sk.ensemble import baselines
-from cutlass_sk.ensemble.arena import CUBLAS, CUBLAS_AGAIN, Other
+from cutlass_sk.ensemble import baselines, cublaslt
+from cutlass_sk.ensemble.arena import CUBLAS, CUBLAS_AGAIN, Call, Other
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.errors import Error, PlanError
 from cutlass_sk.generator.spec import KernelSpec, Layout, at_all_widths
@@ -25,6 +25,8 @@ from cutlass_sk.plan import Decomposition, Plan
 
 AGAIN_EVERY = 8
 """The noise is measured on every so many problems."""
+BEST_EVERY = 4
+"""The best of cuBLASLt's algorithms is measured on every so many problems."""
 
 
 class ContenderError(Error, ValueError):
@@ -82,13 +84,23 @@ class Called:
 
 
 @dataclass(frozen=True)
+class SearchedCalls:
+    """Products that are no plans, of which the fastest as measured counts.
+
+    make   given a (m, k), b (k, n) and c (m, n) of a problem, a call for each, for all buffer sets
+    """
+
+    make: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], list[Call]]
+
+
+@dataclass(frozen=True)
 class NotTimed:
     """Nothing to launch for a problem, and why: its row says ``not_timed``."""
 
     why: str
 
 
-Entry = Planned | Searched | Called | NotTimed
+Entry = Planned | Searched | Called | SearchedCalls | NotTimed
 
 
 class Contender(ABC):
@@ -192,9 +204,36 @@ class CublasPadded(Contender):
         return Called(baselines.padded)
 
 
+class CublasLtBest(Contender):
+    name, every = "cublaslt_best", BEST_EVERY
+    description = (
+        f"the fastest, as measured, of the {cublaslt.PROPOSALS} algorithms that cuBLASLt's heuristic proposes, "
+        f"on every {BEST_EVERY}th problem"
+    )
+
+    def unavailable(self) -> str | None:
+        return super().unavailable() or cublaslt.unavailable()
+
+    def entry(self, setup: Setup, problem: Problem) -> Entry:
+        return SearchedCalls(cublaslt.algorithms)
+
+
+class TorchCompile(Contender):
+    name = "torch_compile"
+    description = "torch.compile, tuned for the problem (max-autotune-no-cudagraphs), which compiles for seconds each"
+
+    def unavailable(self) -> str | None:
+        return super().unavailable() or baselines.compiled_unavailable()
+
+    def entry(self, setup: Setup, problem: Problem) -> Entry:
+        if setup.dtype == "float64" or setup.dtype != setup.out_dtype:
+            return NotTimed(f"torch.compile has no kernels but cuBLAS's from {setup.dtype} to {setup.out_dtype}")
+        return Called(baselines.compiled)
+
+
 _ALL: tuple[type[Contender], ...] = (
     *(Set, Single, DataParallel, FixedSplit, Oracle),
-    *(Cublas, CublasAgain, CublasFp32Reduce, CublasPadded),
+    *(Cublas, CublasAgain, CublasFp32Reduce, CublasPadded, CublasLtBest, TorchCompile),
 )
 CONTENDERS: dict[str, Contender] = {kind.name: kind() for kind in _ALL}
 """By name, in the order of their rows."""
