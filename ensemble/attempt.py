@@ -82,8 +82,8 @@ class Effort:
 
 
 THOROUGH = Effort(300.0, 5, 9)
-QUICK = Effort(150.0, 3, 5, direct_us=400.0, finalists=2)
-"""For tens of thousands of problems."""
+QUICK = Effort(250.0, 2, 3, direct_us=500.0, finalists=2)
+"""For tens of thousands of problems. Shorter graphs would show less of what launches back to back save."""
 LONG_US, LONG_REPLAYS = 1e4, 3
 """A graph predicted to take longer than this is replayed so often at most."""
 
@@ -213,8 +213,10 @@ class Attempt:
             self._check()
 
     def _check(self) -> None:
-        """Launches everything once, on the first set; candidates of searches some times more, to compare them. Enqueues the largest
-        differences from cuBLAS, NaN where an element was not written, and whether barriers were left set."""
+        """Launches everything once, on the first set; short candidates of searches some times more, to compare them.
+
+        Enqueued: the largest differences from cuBLAS, NaN where an element was not written, and whether barriers were left set.
+        """
         arena, buffers = self._arena, self._buffers
         expected = buffers.views[0][2]
         target, result = arena.target(buffers)
@@ -225,8 +227,12 @@ class Attempt:
         self._bursts: dict[Name, tuple[torch.cuda.Event, torch.cuda.Event, int]] = {}
         for number, (name, runner) in enumerate(self._runners.items()):
             result.fill_(float("nan"))
+            burst = launches_for(runner.predicted_us, BURST_US, 1, MOST_BURST) if name in candidates else 0
             try:
-                arena.launch(runner.launch, target, 0)
+                if burst == 1:
+                    self._burst(name, target, 1)
+                else:
+                    arena.launch(runner.launch, target, 0)
             except LaunchError as error:
                 print(f"{self._problem}: {name} refused its plan: {error}", file=sys.stderr)
                 runner.runs = False
@@ -234,19 +240,21 @@ class Attempt:
             torch.amax(torch.sub(result, expected).abs_(), (0, 1), out=differences[number])
             if runner.barrier_bytes:
                 torch.amax(arena.barriers[: runner.barrier_bytes], 0, out=left[number])
-            if name in candidates:
-                count = launches_for(runner.predicted_us, BURST_US, 1, MOST_BURST)
-                begin, end = self._event(), self._event()
-                begin.record()
-                for turn in range(count):
-                    arena.launch(runner.launch, target, turn)
-                end.record()
-                self._bursts[name] = begin, end, count
+            if burst > 1:
+                self._burst(name, target, burst)
         arena.barriers.zero_()  # what was left there would hang others
         self._values = torch.empty(2 * len(self._runners), dtype=torch.float64, pin_memory=arena.where == "cuda")
         self._values.copy_(torch.cat([differences.double(), left.double()]), non_blocking=True)
         self._checked = self._event()
-        self._checked.record()
+        self._checked.record(self._arena.stream)
+
+    def _burst(self, name: Name, target: Buffers, count: int) -> None:
+        begin, end = self._event(), self._event()
+        begin.record(self._arena.stream)
+        for turn in range(count):
+            self._arena.launch(self._runners[name].launch, target, turn)
+        end.record(self._arena.stream)
+        self._bursts[name] = begin, end, count
 
     def prepare(self) -> None:
         """Waits for the checks, chooses the finalists of searches, and captures what will be launched."""
@@ -329,7 +337,7 @@ class Attempt:
                 self._pairs[timing] = {name: [] for name in self._timed}
                 self._back_to_back() if timing == "back_to_back" else self._isolated()
             self._done = self._event()
-            self._done.record()
+            self._done.record(self._arena.stream)
 
     def _back_to_back(self) -> None:
         effort, order = self._effort, list(self._timed)
@@ -368,9 +376,9 @@ class Attempt:
         if min(count, len(self._buffers.addresses)) * self._buffers.set_bytes < COLD_BYTES:
             self._arena.evict()
         begin, end = self._event(), self._event()
-        begin.record()
+        begin.record(self._arena.stream)
         graph.replay()
-        end.record()
+        end.record(self._arena.stream)
         return begin, end
 
     def _alone(self, name: Name, turn: int, cold: bool) -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -378,9 +386,9 @@ class Attempt:
         if cold:
             self._arena.evict()
         begin, end = self._event(), self._event()
-        begin.record()
+        begin.record(self._arena.stream)
         self._arena.launch(self._runners[name].launch, self._buffers, turn)
-        end.record()
+        end.record(self._arena.stream)
         return begin, end
 
     def finish(self) -> Outcome:

@@ -1,9 +1,10 @@
-"""Products by cuBLAS that are no plain ``torch.mm``: what ``attempt.Entrants`` takes as ``others``."""
+"""Products by torch that are no plain ``torch.mm``: what ``attempt.Entrants`` takes as ``others``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 
@@ -11,6 +12,15 @@ from cutlass_sk.ensemble.attempt import Call
 
 PADDED_TO = 8
 """What cuBLAS's fastest kernels want sizes to be multiples of, in elements."""
+COMPILED_MODE = "max-autotune-no-cudagraphs"
+COMPILED_OPTIONS = {
+    "autotune_in_subproc": False,
+    "autotune_num_choices_displayed": 0,
+    "fx_graph_cache": False,
+}
+"""Beside the mode's own: tuned in this process, silently, and with the code written anew, so that it is seen."""
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+"""Given size, stride and dtype, memory for a tensor."""
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
@@ -58,6 +68,54 @@ def padded(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Call:
         mm(a if wide_a is None else wide_a, b if wide_b is None else wide_b, c if wide_c is None else wide_c)
         if wide_c is not None:
             c.copy_(wide_c[:m, :n])
+
+    return call
+
+
+def compiled_unavailable() -> str | None:
+    """Why ``compiled`` has no kernels of its own here, in a sentence; None if it has."""
+    return None if find_spec("triton") else "torch.compile writes kernels in Triton, which is not installed; pip install triton."
+
+
+def compiled(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Call:
+    """torch.compile's product of a (m, k) and b (k, n), tuned for this problem in some seconds, in c (m, n) of the same dtype.
+
+    Compiled is ``torch.mm(a, b)``: given ``out=c``, the code multiplies into memory of its own and copies that to c, and who takes
+    the product as it comes pays for no copy. So the code that torch.compile wrote is called with c for the memory of the product,
+    and without guards. The product is copied only if it lies elsewhere in the end. torch.compile is reset before each problem, for
+    it gives up after eight that differ.
+    """
+    # No public way leads to the code. These load much, and only this needs them.
+    from torch._inductor import list_mode_options
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.utils import run_and_get_code
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a, b)
+
+    torch.compiler.reset()
+    options = {**list_mode_options(COMPILED_MODE), **COMPILED_OPTIONS}
+    _, (code,) = run_and_get_code(torch.compile(product, fullgraph=True, dynamic=False, options=options), a, b)
+    module = PyCodeCache.load(code)
+    allocate_by = f"empty_strided_{a.device.type}"
+    allocate: Allocate = getattr(module, allocate_by)
+    given: list[torch.Tensor] = []
+
+    def allocate_c(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if given and (given[0].shape, given[0].stride(), given[0].dtype) == (size, stride, dtype):
+            return given.pop()
+        return allocate(size, stride, dtype)
+
+    setattr(module, allocate_by, allocate_c)
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        given.append(c)
+        try:
+            (result,) = module.call([a, b])
+        finally:
+            given.clear()
+        if result is not c:
+            c.copy_(result)
 
     return call
 

@@ -6,8 +6,10 @@ fair sample; every problem for all dtypes before the next one. How they are time
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from random import Random
@@ -194,3 +196,14 @@ def sweep(
             land()
     drain()
     return Ran(count, True)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within, the garbage collector leaves alone what is there already, kernels and plans among it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

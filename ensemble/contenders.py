@@ -15,7 +15,7 @@ import torch
 
 from cutlass_sk import planner
 from cutlass_sk.device import Device
-from cutlass_sk.ensemble import baselines
+from cutlass_sk.ensemble import baselines, cublaslt
 from cutlass_sk.ensemble.attempt import CUBLAS, CUBLAS_AGAIN, Other, Others
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
@@ -26,6 +26,8 @@ from cutlass_sk.plan import Decomposition, Plan
 
 AGAIN_EVERY = 8
 """The noise is measured on every so many problems."""
+BEST_EVERY = 4
+"""The best of cuBLASLt's algorithms is measured on every so many problems."""
 
 
 class ContenderError(Error, ValueError):
@@ -56,13 +58,20 @@ class Setup:
         """The first kernel at all of its widths."""
         return self.variants[: len(self.kernels[0].widths)]
 
-    def data_parallel(self, problem: Problem, kernels: Iterable[KernelSpec]) -> list[Plan]:
+    def data_parallel(self, problem: Problem, kernels: tuple[KernelSpec, ...]) -> list[Plan]:
         """The data-parallel plan of each kernel that has one. PlanError where none has."""
+        shape, options = (problem.m, problem.n, problem.k), Options(decomposition="data_parallel")
+        try:  # at once, which is much faster than one by one
+            found = list(planner.scored(*shape, kernels, self.device, options))
+        except PlanError:  # too many tiles for one launch of some
+            found = []
+        if len(found) == len(kernels):
+            return [planner.build(candidate, options) for candidate in found]
         plans, refusal = [], None
         for spec in kernels:
             try:
                 plans.append(self.plan(problem, (spec,), "data_parallel"))
-            except PlanError as error:  # too many tiles for one launch
+            except PlanError as error:
                 refusal = error
         if refusal is not None and not plans:
             raise refusal
@@ -249,9 +258,36 @@ class CublasPadded(Contender):
         return Called(baselines.padded)
 
 
+class CublasLtBest(Contender):
+    name, every = "cublaslt_best", BEST_EVERY
+    description = (
+        f"the fastest, as measured, of the {cublaslt.PROPOSALS} algorithms that cuBLASLt's heuristic proposes, "
+        f"on every {BEST_EVERY}th problem"
+    )
+
+    def unavailable(self) -> str | None:
+        return super().unavailable() or cublaslt.unavailable()
+
+    def entry(self, setup: Setup, problem: Problem) -> Entry:
+        return Searched(cublaslt.algorithms)
+
+
+class TorchCompile(Contender):
+    name = "torch_compile"
+    description = "torch.compile, tuned for the problem (max-autotune-no-cudagraphs), which compiles for seconds each"
+
+    def unavailable(self) -> str | None:
+        return super().unavailable() or baselines.compiled_unavailable()
+
+    def entry(self, setup: Setup, problem: Problem) -> Entry:
+        if setup.dtype == "float64" or setup.dtype != setup.out_dtype:
+            return NotTimed(f"torch.compile has no kernels but cuBLAS's from {setup.dtype} to {setup.out_dtype}")
+        return Called(baselines.compiled)
+
+
 _ALL: tuple[type[Contender], ...] = (
     *(Set, Single, DataParallel, FixedSplit, Oracle, OraclePaper, OracleOfSet),
-    *(Cublas, CublasAgain, CublasFp32Reduce, CublasPadded),
+    *(Cublas, CublasAgain, CublasFp32Reduce, CublasPadded, CublasLtBest, TorchCompile),
 )
 CONTENDERS: dict[str, Contender] = {kind.name: kind() for kind in _ALL}
 """By name, in the order of their rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -197,7 +197,24 @@ class KernelSpec:
 
     def with_layouts(self, layout_a: Layout, layout_b: Layout) -> KernelSpec:
         """The same kernel for other operand layouts."""
-        return replace(self, layout_a=layout_a, layout_b=layout_b)
+        return _laid_out(self, layout_a, layout_b)
+
+    def __hash__(self) -> int:
+        """Worked out once: specs are what plans and kernels are looked up by."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(tuple(getattr(self, one.name) for one in fields(self)))
+            self.__dict__["_hash"] = known
+        return known
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the hash: texts have another one in another process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+
+@lru_cache(maxsize=4096)
+def _laid_out(spec: KernelSpec, layout_a: Layout, layout_b: Layout) -> KernelSpec:
+    return replace(spec, layout_a=layout_a, layout_b=layout_b)
 
 
 @lru_cache(maxsize=4096)

@@ -12,13 +12,14 @@ from time import sleep
 from typing import Any
 
 import pytest
+import torch
 from benches import DRY, H200, SETUP, SOURCE, measured, row, tasks
 from command_line import CommandLine
 from rich.console import Console
 from test_arena import StandIn, stand_ins  # noqa: F401  kernels that are stand-ins on the CPU
 
 import cutlass_sk.ensemble.cli  # noqa: F401  the command joins the command line
-from cutlass_sk.ensemble import bench, bench_measure
+from cutlass_sk.ensemble import bench, bench_measure, cublaslt
 from cutlass_sk.ensemble.arena import Arena
 from cutlass_sk.ensemble.attempt import QUICK, Entrants, Outcome, Timed, TooLarge
 from cutlass_sk.ensemble.bench_measure import MadeUp, Pending, Task
@@ -30,14 +31,17 @@ from cutlass_sk.ensemble.planner_sweep import Budget
 from cutlass_sk.ensemble.table import Table, Timing, read, write
 from cutlass_sk.errors import DeviceError
 
+NAMES = [name for name in CONTENDERS if name != "torch_compile"]
+"""Those that can be tried without a GPU: torch.compile tunes for seconds."""
+
 
 def test_a_dry_sweep_has_a_row_for_every_contender(tmp_path: Path, cutlass_sk: CommandLine) -> None:
-    names = ",".join(CONTENDERS)
+    names = ",".join(NAMES)
     options = ("--contenders", names, "--dtype", "float16,float64", "--timing", "both", "--limit", "16", "--corpus", "paper/raw")
     status, out, err = cutlass_sk("bench", "-o", str(tmp_path / "made"), "--dry-run", *options)
     assert (status, out) == (0, "") and err.startswith("16 of 16 problems, 16 of them now, ") and "problems/s" in err
     table = read(tmp_path / "made" / TABLE)
-    assert len(table.rows) == (16 * 8 + 2 + 2) * 2 * 2 and table == read_folder(tmp_path / "made")
+    assert len(table.rows) == (16 * 8 + 2 + 2 + 4) * 2 * 2 and table == read_folder(tmp_path / "made")
     (source,) = table.sources
     assert source["made_up"] is True and "made up" in source["gpu"] and source["corpus"] == "paper/raw"
     assert source["corpus_sha256"] == paper("raw").sha256
@@ -156,17 +160,23 @@ def test_what_raises_is_recorded_and_the_others_are_timed() -> None:
 
 
 @pytest.mark.parametrize("problem", [Problem(136, 72, 200), Problem(135, 71, 199)], ids=str)
-def test_every_contender_runs_in_the_arena(stand_ins: dict[str, StandIn], problem: Problem) -> None:  # noqa: F811
+def test_every_contender_runs_in_the_arena(
+    stand_ins: dict[str, StandIn],  # noqa: F811
+    problem: Problem,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = [lambda a, b, c: c.zero_(), lambda a, b, c: torch.mm(a, b, out=c)]
+    monkeypatch.setattr(cublaslt, "algorithms", lambda a, b, c: calls)
     arena = Arena("float16", "float16", SETUP.layouts, H200)
     setup = replace(SETUP, kernels=SETUP.kernels[:2])
     timings: tuple[Timing, ...] = ("back_to_back", "isolated")
     task = Task(0, problem, setup, timings)
-    tried = {"oracle": [14, 0], "oracle_paper": [4, 0], "oracle_of_set": [len(setup.variants), 0]}
-    found, counts = bench_measure.measure(task, "x", chosen(CONTENDERS), arena, 0.01, pytest.fail)
+    tried = {"oracle": [14, 0], "oracle_paper": [4, 0], "oracle_of_set": [len(setup.variants), 0], "cublaslt_best": [2, 1]}
+    found, counts = bench_measure.measure(task, "x", chosen(NAMES), arena, 0.01, pytest.fail)
     assert counts == tried and list(found) == list(timings)
     for rows in found.values():
         statuses = {one.contender: one.status for one in rows}
-        assert list(statuses) == list(CONTENDERS)
+        assert list(statuses) == NAMES
         assert statuses.pop("cublas_padded") == ("not_timed" if problem.n % 8 == 0 else "ok")
         assert set(statuses.values()) == {"ok"}
     for kernel in stand_ins.values():

@@ -10,11 +10,21 @@ from test_arena import StandIn, kernels_of, stand_ins  # noqa: F401
 
 from cutlass_sk import Gemm, planner
 from cutlass_sk.device import PRESETS
-from cutlass_sk.ensemble import baselines
+from cutlass_sk.ensemble import baselines, cublaslt
 from cutlass_sk.ensemble.arena import TOLERANCE, Arena
 from cutlass_sk.ensemble.attempt import Entrants, Found, Outcome
 from cutlass_sk.ensemble.bench import setup_of
-from cutlass_sk.ensemble.contenders import CONTENDERS, ContenderError, Entry, NotTimed, Planned, Searched, chosen
+from cutlass_sk.ensemble.contenders import (
+    CONTENDERS,
+    DEFAULT,
+    Called,
+    ContenderError,
+    Entry,
+    NotTimed,
+    Planned,
+    Searched,
+    chosen,
+)
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
 from cutlass_sk.generator.spec import at_all_widths
@@ -37,7 +47,7 @@ def plan_of(name: str, problem: Problem) -> Plan:
 
 
 def test_an_unknown_name_is_one_error_that_lists_the_names() -> None:
-    with pytest.raises(ContenderError, match=r"'cutlass' is not known; there are set, single, .*, cublas_padded$"):
+    with pytest.raises(ContenderError, match=r"'cutlass' is not known; there are set, single, .*, torch_compile$"):
         chosen(["set", "cutlass", "other"])
     with pytest.raises(ContenderError, match="no contender"):
         chosen([])
@@ -50,7 +60,11 @@ def test_each_says_who_it_is_and_why_it_does_not_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert {contender.unavailable() for contender in CONTENDERS.values()} == {"It is timed on a CUDA GPU, and there is none."}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert {contender.unavailable() for contender in CONTENDERS.values()} == {None}
+    for module in (baselines, cublaslt):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    missing = {name: why for name, contender in CONTENDERS.items() if (why := contender.unavailable())}
+    assert list(missing) == ["cublaslt_best", "torch_compile"] and not missing.keys() & set(DEFAULT)
+    assert "nvmath-python, which is not installed" in missing["cublaslt_best"] and "pip install triton" in missing["torch_compile"]
 
 
 def run(bench: Arena, problem: Problem, entrants: Entrants) -> Outcome:
@@ -107,8 +121,16 @@ def test_what_makes_no_difference_is_not_timed() -> None:
     for ragged in (Problem(129, 64, 8), Problem(128, 65, 8), Problem(128, 64, 9)):
         assert not isinstance(entry("cublas_padded", ragged), NotTimed)
     assert not isinstance(entry("cublas_fp32_reduce", SHAPES[0]), NotTimed)
+    assert entry("torch_compile", SHAPES[0]) == Called(baselines.compiled)
     for pair in ("float64", "float16_float32"):
         assert isinstance(entry("cublas_fp32_reduce", SHAPES[0], pair), NotTimed)
+        assert isinstance(entry("torch_compile", SHAPES[0], pair), NotTimed)
+
+
+def test_the_best_of_cublaslt_is_searched_on_every_fourth_problem() -> None:
+    for pair in ("float16", "float64", "float16_float32"):
+        assert entry("cublaslt_best", SHAPES[3], pair) == Searched(cublaslt.algorithms)
+    assert CONTENDERS["cublaslt_best"].every == 4
 
 
 def test_float32_sums_are_asked_for_within_a_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +170,20 @@ def test_padded_products_are_right_and_of_padded_sizes(
         call(a, b, c)
         torch.testing.assert_close(c, a @ b)
     assert all(size % 8 == 0 for size in sizes[0])
+
+
+def test_a_compiled_product_is_written_where_it_belongs_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "COMPILED_MODE", "default")  # on the CPU, tuning compiles C++
+    for m, n, k in ((24, 16, 40), (1, 16, 40), (24, 16, 40)):
+        sets = [(torch.randn(m, k), torch.randn(n, k).t(), torch.empty(m, n)) for _ in range(2)]
+        call = baselines.compiled(*sets[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "copy_", lambda self, other: pytest.fail("copied"))
+            for a, b, c in sets:
+                call(a, b, c.fill_(float("nan")))
+                torch.testing.assert_close(c, a @ b)
+    call(a, b, wide := torch.full((n, m), float("nan")).t())  # memory that the code does not ask for
+    torch.testing.assert_close(wide, a @ b)
 
 
 @pytest.mark.parametrize(("dtype", "problem"), [("float16", Problem(137, 75, 203)), ("float64", Problem(64, 48, 33))])

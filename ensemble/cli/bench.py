@@ -115,7 +115,7 @@ def bench(
                 opened = (MadeUp(setup), inf) if dry_run else made.opened(setup, sizes, chosen, stream)
                 benches[setup.dtype, setup.out_dtype] = opened
             started = monotonic()
-            with show(console, todo, left) as advance, Sampler() as sampler:
+            with show(console, todo, left) as advance, Sampler() as sampler, made.undisturbed():
                 budget = Budget(inf if budget_seconds is None else budget_seconds)
                 ran = made.sweep(left, found.name, chosen, benches, folder, budget, advance, tell)
             seconds = monotonic() - started

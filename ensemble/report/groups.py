@@ -37,6 +37,7 @@ CONTENDERS = {
     "cublas_padded": "cuBLAS, padded",
     "oracle": "oracle",
     "cublaslt_best": "best of cuBLASLt",
+    "torch_compile": "torch.compile",
     "best": "best plan of a search",
 }
 TIMINGS = {"back_to_back": "back to back", "isolated": "isolated, cold L2"}
