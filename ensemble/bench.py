@@ -55,10 +55,14 @@ def ordered(corpus: Corpus, limit: int | None = None) -> list[tuple[int, Problem
     return list(enumerate(problems[:limit]))
 
 
-def tasks(problems: Iterable[tuple[int, Problem]], setups: Sequence[Setup], timings: Sequence[Timing]) -> Iterator[Task]:
-    """All of one problem before the next one."""
+def tasks(
+    problems: Iterable[tuple[int, Problem]], setups: Sequence[Setup], timings: Sequence[Timing], isolated_every: int = 1
+) -> Iterator[Task]:
+    """All of one problem before the next one. ``isolated_every``: of how many problems one is timed isolated, if that is wanted."""
     for (place, problem), setup in product(problems, setups):
-        yield Task(place, problem, setup, tuple(timings))
+        wanted = tuple(timing for timing in timings if timing != "isolated" or place % isolated_every == 0)
+        if wanted:
+            yield Task(place, problem, setup, wanted)
 
 
 def setup_of(pair: str, device: Device, layout: str | None = None) -> Setup:

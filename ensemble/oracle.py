@@ -6,6 +6,8 @@ that there the Stream-K kernels of the catalogue stand for both.
 
 from __future__ import annotations
 
+from functools import cache
+
 from cutlass_sk.errors import DtypeError
 from cutlass_sk.generator import families
 from cutlass_sk.generator.catalog import DTYPES
@@ -48,6 +50,7 @@ other way to fill a GPU; middling ping-pong ones, which lead the greedy data-par
 cooperative ones for large problems; clusters both ways, since either operand may be the one to share."""
 
 
+@cache
 def oracle_paper(dtype: str, out_dtype: str) -> tuple[KernelSpec, ...]:
     """The paper's ensemble, in CUTLASS 2.x's kernels: four tiles for 16-bit types, five for float64."""
     _check(dtype, out_dtype)
@@ -58,6 +61,7 @@ def oracle_paper(dtype: str, out_dtype: str) -> tuple[KernelSpec, ...]:
     )
 
 
+@cache
 def oracle_hopper(dtype: str, out_dtype: str) -> tuple[KernelSpec, ...]:
     """A strong ensemble for Hopper: ``HOPPER_16``; for float64 the kernels of the catalogue that load by TMA."""
     _check(dtype, out_dtype)

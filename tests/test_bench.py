@@ -52,8 +52,8 @@ def test_a_dry_sweep_has_a_row_for_every_contender(tmp_path: Path, cutlass_sk: C
     oracle = {r.key[:7]: r.us for r in table.rows if r.contender == "oracle_of_set"}
     same = [r for r in table.rows if r.contender == "data_parallel" and r.key[:7] in oracle]
     assert len(same) == 4 and all((oracle[r.key[:7]] or 0) <= (r.us or 0) for r in same)  # the same plan is one of the oracle's
-    status, _, err = cutlass_sk("bench", "-o", str(tmp_path / "made"), "--dry-run", *options)
-    assert status == 0 and "16 of 16 problems, 0 of them now; " in err
+    status, _, err = cutlass_sk("bench", "-o", str(tmp_path / "made"), "--dry-run", "--no-table", *options)
+    assert status == 0 and err.endswith(f"{LOG}\n") and "16 of 16 problems, 0 of them now; " in err
     assert read(tmp_path / "made" / TABLE) == table
     again = [json.loads(line) for line in (tmp_path / "made" / LOG).read_text().splitlines()]
     assert sum("run" in line for line in again) == 1 and all(line["tried"]["oracle"][1] == 0 for line in again[1:])
@@ -71,6 +71,9 @@ def test_the_order_is_fixed_and_shuffled_and_shards_are_parts_of_it() -> None:
     assert sorted(place for part in shards for place, _ in part) == list(range(1000))
     done = [task.problem for task in bench.tasks(order[:3], [SETUP, SETUP], ["back_to_back", "isolated"])]
     assert done == [problem for _, problem in order[:3] for _ in range(2)]
+    both = [task.timings for task in bench.tasks(order[:5], [SETUP], ["back_to_back", "isolated"], 2)]
+    assert both == [("back_to_back", "isolated"), ("back_to_back",)] * 2 + [("back_to_back", "isolated")]
+    assert [task.place for task in bench.tasks(order[:5], [SETUP], ["isolated"], 4)] == [0, 4]
 
 
 def test_a_budget_is_respected_and_what_is_left_is_measured_later(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cutlass_sk.device import real, resolve
 from cutlass_sk.ensemble import bench as made
 from cutlass_sk.ensemble import contenders as known
 from cutlass_sk.ensemble.bench_measure import MadeUp, Task
-from cutlass_sk.ensemble.bench_store import Folder
+from cutlass_sk.ensemble.bench_store import LOG, Folder
 from cutlass_sk.ensemble.bench_store import merge as merged
 from cutlass_sk.ensemble.cli.report import table_path
 from cutlass_sk.ensemble.clocks import Sampler
@@ -65,6 +65,9 @@ def bench(
     timing: Annotated[
         Literal["back_to_back", "isolated", "both"], typer.Option("--timing", help="isolated: one launch at a time, cold L2.")
     ] = "back_to_back",
+    isolated_every: Annotated[
+        int, typer.Option("--isolated-every", min=1, metavar="N", help="Time only every N-th problem isolated.")
+    ] = 1,
     layout: Annotated[
         Literal["tt", "tn", "nt", "nn"] | None,
         typer.Option("--layout", help="Layouts of a and b, for all problems.  \\[default: tn, and tt for float64]"),
@@ -74,6 +77,9 @@ def bench(
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=0.0, help="Stop after so long, not counting compilation.")
     ] = None,
+    table: Annotated[
+        bool, typer.Option("--table/--no-table", help="Write times.parquet in the end, or leave it to bench merge.")
+    ] = True,
     commit: Annotated[str | None, typer.Option("--commit", help="Commit to record.  \\[default: what git says]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan everything and make the times up; needs no GPU.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the contenders, and which of them run here.")] = False,
@@ -93,13 +99,14 @@ def bench(
         for contender in chosen:
             if why := contender.unavailable():
                 raise known.ContenderError(f"contender {contender.name!r} cannot be timed here: {why}")
-    check_writable()
+    if table:
+        check_writable()
     device = resolve("h200") if dry_run else real(torch.cuda.current_device())
     found = by_name(corpus, sms=device.sms)
     problems = made.ordered(found, limit)[part[0] :: part[1]]
     setups = [made.setup_of(name, device, layout) for name in dtypes]
     source = made.source(found, device, chosen, layout=layout, dry=dry_run, commit=commit, shard=shard)
-    todo = list(made.tasks(problems, setups, TIMINGS[timing]))
+    todo = list(made.tasks(problems, setups, TIMINGS[timing], isolated_every))
     console = Console(stderr=True, highlight=False)
 
     def tell(line: str) -> None:
@@ -123,12 +130,12 @@ def bench(
         finally:
             for one, _ in benches.values():
                 one.close()
-            table = folder.compact()
+            written = folder.compact() if table else output / LOG
         done = sum(folder.done.issuperset(task.keys.values()) for task in todo)
     each = len(setups)
     rate = f", {ran.measured / each / seconds:,.1f} problems/s" if ran.measured else ""
     cut = "" if ran.complete else "; the budget is spent"
-    tell(f"{done / each:,.6g} of {len(problems):,} problems, {ran.measured / each:,.6g} of them now{rate}{cut}; {table}")
+    tell(f"{done / each:,.6g} of {len(problems):,} problems, {ran.measured / each:,.6g} of them now{rate}{cut}; {written}")
 
 
 @app.command("merge")
