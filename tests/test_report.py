@@ -187,16 +187,17 @@ def test_the_command(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     assert "## float16: five, back to back (5 problems)" in text and "| Stream-K set over cuBLAS | 2.000 | 1.837 | 0.500 |" in text
     assert read(tmp_path / "copy.parquet") == FIVE
     names = ("utilisation-float16-five-back-to-back", "speedup-float16-five-back-to-back", "kernels")
-    pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    assert {path.name for path in folder.iterdir()} == {"summary.json", "index.html", *pictures}
+    pictures = {f"pictures/{name}.{kind}" for name in names for kind in ("png", "svg")}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert set(files) == {"summary.json", "index.html", *pictures}
     checker = Checker((folder / "index.html").read_text())
     assert sum(tag == "img" and str(one["src"]).startswith("data:image/png;base64,") for tag, one in checker.tags) == 3
-    assert "data-parallel plans alone (184 problems)" in (folder / "kernels.svg").read_text()
-    first = {path: path.read_bytes() for path in folder.iterdir()}
+    assert "data-parallel plans alone (184 problems)" in (folder / "pictures/kernels.svg").read_text()
+    first = {path: path.read_bytes() for path in files.values()}
     assert cutlass_sk(*arguments)[0] == 0
-    assert first == {path: path.read_bytes() for path in folder.iterdir()}
-    files = json.loads((folder / "summary.json").read_text())["provenance"]["files"]
-    assert [(file["file"], file["holds"]) for file in files] == [("five.parquet", "15 times"), (CURVES.name, "3 curves")]
+    assert first == {path: path.read_bytes() for path in files.values()}
+    sources = json.loads((folder / "summary.json").read_text())["provenance"]["files"]
+    assert [(file["file"], file["holds"]) for file in sources] == [("five.parquet", "15 times"), (CURVES.name, "3 curves")]
 
 
 @pytest.mark.parametrize(

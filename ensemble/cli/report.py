@@ -22,6 +22,9 @@ from cutlass_sk.ensemble.table_records import read_any
 from cutlass_sk.errors import WriteError
 from cutlass_sk.provenance import save
 
+PICTURES = "pictures"
+"""The folder of pictures in the folder of a report."""
+
 
 def table_path(path: Path | None) -> Path | None:
     if path is not None and path.suffix != SUFFIX:
@@ -38,7 +41,7 @@ def report(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for summary.json, index.html and pictures; made if needed."),
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for summary.json, index.html and pictures/; made if needed."),
     ],
     curve: Annotated[
         Path | None, typer.Option("--curve", help="Record of kernel_set, such as results/h200/kernel_set_widths.json.")
@@ -60,7 +63,7 @@ def _report(records: list[Path], output: Path, curve: Path | None, size: Path | 
     whole = merged(read)
     grown = None if curve is None else (curve.name, curves.read_curves(curve))
     weighed = None if size is None else library.read_sizes(size)
-    _folder(output)
+    _folder(output / PICTURES)
     if table is not None:
         write(table, whole)
     files = [_file(path, f"{len(found.rows):,} times") for path, (_, found) in zip(records, read, strict=True)]
@@ -77,8 +80,8 @@ def _report(records: list[Path], output: Path, curve: Path | None, size: Path | 
         pictures[""] = [*pictures.get("", ()), made.of_curves(grown[1], grown[0])]
     summary, sections = made.summarize(whole, found, files, weighed), made.sections(found)
     for picture in (picture for several in pictures.values() for picture in several):
-        save(output / f"{picture.name}.png", picture.png)
-        save(output / f"{picture.name}.svg", picture.svg)
+        save(output / PICTURES / f"{picture.name}.png", picture.png)
+        save(output / PICTURES / f"{picture.name}.svg", picture.svg)
     save(output / "summary.json", json.dumps(summary, indent=1) + "\n")
     save(output / "index.html", made.page(whole, sections, pictures, summary, device, grids))
     sys.stdout.write("\n\n".join(one.markdown() for one in (*sections, *grids)) + "\n")

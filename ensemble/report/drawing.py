@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cutlass_sk.cli import picture
 
@@ -85,5 +85,6 @@ def _fewer_colors(png: bytes) -> bytes:
 
     data = BytesIO()
     with Image.open(BytesIO(png)) as image:
-        image.convert("RGB").quantize(COLORS_OF_PNG, dither=Image.Dither.NONE).save(data, "png", optimize=True)
+        how: dict[str, Any] = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}  # rare colours, too, are kept
+        image.convert("RGB").quantize(COLORS_OF_PNG, **how).save(data, "png", optimize=True)
     return data.getvalue()

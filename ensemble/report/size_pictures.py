@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cutlass_sk.cli import picture
 from cutlass_sk.ensemble.planner_report import DTYPES
 
 from .curves import Curve
 from .drawing import LINE, OTHER, Picture, drawn, finish, log_ticks, new_figure, panels_of, plain
-from .sizes import MEGABYTE, Sizes
+from .sizes import MEGABYTE, Size, Sizes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLORS = {"set": "#0077BB", "single": "#EE7733", "data_parallel": "#EE3377", "cublas": "#009988", "cublaslt": "#009988"}
+LABELS = {"cublas": (0, 11, "center"), "cublaslt": (0, -11, "center"), "ensemble": (2, -11, "left")}
+"""Where the labels of points lie that would else cover others: points across and up, and which of its sides is there."""
 ENSEMBLE = "a data-parallel ensemble, grown kernel by kernel"
 
 
@@ -52,26 +57,41 @@ def of_sizes(sizes: Sizes) -> Picture | None:
     if not shown:
         return None
     with picture.style():
-        figure = new_figure(max(6.5, 4.6 * len(shown)), 4.4)
-        for dtypes, axes in zip(shown, panels_of(figure, len(shown)), strict=True):
+        figure = new_figure(max(6.5, 4.4 * len(shown)), 6.6)
+        grid = figure.subplots(2, len(shown), squeeze=False, sharey="row", height_ratios=(3, 2))
+        for dtypes, above, below in zip(shown, *grid, strict=True):
             steps = [(size / MEGABYTE, ratio) for _, size, ratio in sizes.curves.get(dtypes, ()) if ratio is not None]
             if steps:
-                axes.plot(*zip(*steps, strict=True), color=OTHER, linewidth=1.2, marker=".", label=ENSEMBLE)
-            widest = max(size.cubin_bytes or 0 for size in known[dtypes].values()) / MEGABYTE
+                above.plot(*zip(*steps, strict=True), color=OTHER, linewidth=1.2, marker=".", label=ENSEMBLE)
             for name, size in known[dtypes].items():
                 at = (size.cubin_bytes or 0) / MEGABYTE, size.vs_cublas or 1.0
-                look: dict[str, Any] = {"color": COLORS.get(name, OTHER), "marker": "o", "markersize": 7, "linestyle": "none"}
-                axes.plot(*at, **look)
-                left = at[0] > widest / 8 and len(known[dtypes]) > 1
-                place: dict[str, Any] = {"xytext": (-9 if left else 9, 0), "textcoords": "offset points", "va": "center"}
-                axes.annotate(f"{name}: {size.vs_cublas_per_mb:,.3g} a MB", at, ha="right" if left else "left", **place)
-            axes.axhline(1.0, color=LINE, linewidth=0.8)
-            axes.set(xscale="log", xlabel="GPU code for one architecture (MB)", title=" -> ".join(dict.fromkeys(DTYPES[dtypes])))
-            axes.margins(x=0.12, y=0.15)
-            log_ticks(axes)
-            finish(axes)
-        figure.axes[0].set_ylabel("speed-up over cuBLAS (geometric mean)")
+                above.plot(*at, color=COLORS.get(name, OTHER), marker="o", markersize=7, linestyle="none")
+                across, up, side = LABELS.get(name, (9, 0, "left"))
+                above.annotate(name, at, (across, up), textcoords="offset points", va="center", ha=side)
+            above.axhline(1.0, color=LINE, linewidth=0.8)
+            above.set(xscale="log", xlabel="GPU code for one architecture (MB)", title=" -> ".join(dict.fromkeys(DTYPES[dtypes])))
+            above.margins(x=0.14, y=0.12)
+            log_ticks(above)
+            _bars(below, known[dtypes], max(len(known[one]) for one in shown))
+            finish(above)
+        grid[0][0].set_ylabel("speed-up over cuBLAS (geometric mean)")
         if any(sizes.curves.get(dtypes) for dtypes in shown):
             figure.legend(loc="outside lower center", frameon=False)
         figure.suptitle(plain(f"Performance for bytes of GPU code ({sizes.origin})"), weight="bold")
     return drawn("size", f"Speed-up over cuBLAS against bytes of GPU code, and the speed-up for each MB. {sizes.origin}", figure)
+
+
+def _bars(axes: Axes, libraries: Mapping[str, Size], places: int) -> None:
+    """The speed-up for each MB of GPU code: the most first, with room for ``places`` of them."""
+    ranked = sorted(((size.vs_cublas_per_mb or 0.0, name) for name, size in libraries.items()), reverse=True)
+    axes.barh(range(len(ranked)), [value for value, _ in ranked], color=[COLORS.get(name, OTHER) for _, name in ranked], height=0.7)
+    for place, (value, name) in enumerate(ranked):
+        axes.annotate(f"{name}: {value:,.3g}", (value, place), (4, 0), textcoords="offset points", va="center")
+    most, least = ranked[0][0], ranked[-1][0]
+    axes.set(
+        xscale="log", xlabel="speed-up over cuBLAS for each MB of GPU code", xlim=(least / 3, most * (most / least) ** 0.6 * 3)
+    )
+    axes.set_ylim(len(ranked) - 0.4, -0.6)
+    axes.set_yticks([])
+    log_ticks(axes)
+    finish(axes)
