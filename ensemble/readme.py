@@ -49,7 +49,7 @@ def headline(summary: Mapping[str, Any]) -> str:
     """The text between the marks. HeadlineError for a summary without a corpus that the table could be of."""
     corpus = chief(summary)
     dtypes = [name for name in DTYPES if corpus in summary.get(name, {})]
-    source = next((one for one in summary["provenance"]["sources"] if one.get("gpu")), {})
+    source: Mapping[str, Any] = next((one for one in summary["provenance"]["sources"] if one.get("gpu")), {})
     made_up = any(one.get("made_up") for one in summary["provenance"]["sources"])
     lines = [
         f"{'Made-up times. ' if made_up else ''}{source.get('gpu')}, commit {str(source.get('commit'))[:7]}, {CORPORA[corpus]}:",

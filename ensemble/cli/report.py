@@ -84,7 +84,8 @@ def _report(records: list[Path], output: Path, curve: Path | None, size: Path | 
         save(output / PICTURES / f"{picture.name}.svg", picture.svg)
     save(output / "summary.json", json.dumps(summary, indent=1) + "\n")
     save(output / "index.html", made.page(whole, sections, pictures, summary, device, grids))
-    sys.stdout.write("\n\n".join(one.markdown() for one in (*sections, *grids)) + "\n")
+    texts = [*(section.markdown() for section in sections), *(grid.markdown() for grid in grids)]
+    sys.stdout.write("\n\n".join(texts) + "\n")
     Console(stderr=True, highlight=False).print(f"{output / 'index.html'}: {len(whole.rows):,} times", soft_wrap=True, markup=False)
 
 

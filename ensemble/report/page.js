@@ -104,7 +104,7 @@
     for (const column of columns) {
       const cell = document.createElement("th");
       const state = column !== by ? "none" : sorted.falling ? "descending" : "ascending";
-      headed(cell, column.heading, state, () => {
+      headed(cell, column.heading.replaceAll("_", " "), state, () => {
         sorted = { heading: column.heading, falling: column === by && !sorted.falling };
         changed();
       });

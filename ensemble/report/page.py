@@ -93,7 +93,9 @@ def _about(table: Table, groups: Sequence[Group], summary: Mapping[str, Any], de
     for number, source in enumerate(table.sources, 1):
         keys = [*(key for key in LABELS if key in source), *(key for key in source if key not in (*LABELS, "host"))]
         rows = [(LABELS.get(key, key), _value(source[key])) for key in keys]
-        parts.append(_pairs(f"Run {number} of {len(table.sources)}", rows))
+        run = _pairs(f"Run {number} of {len(table.sources)}", rows)
+        told = f"Run {number}: {source.get('gpu')}, {_value(source.get('corpus'))}, {source.get('date')}"
+        parts.append(run if len(table.sources) == 1 else f"<details><summary>{escape(told)}</summary>{run}</details>")
     made = [("commit of this report", str(own["commit"]))]
     made += [(f"made from {file['file']}", f"{file['holds']}, sha256 {file['sha256']}") for file in own["files"]]
     parts.append(_pairs("This report", made))
@@ -108,7 +110,7 @@ def _about(table: Table, groups: Sequence[Group], summary: Mapping[str, Any], de
 def _value(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
         return "\n".join(" ".join(map(str, one.values())) for one in value)
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _pairs(caption: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -97,7 +97,7 @@ def _speedup(group: Group) -> Figure:
         for name, axes in zip(names, panels, strict=False):
             found, own = group.pairs(name), RATIOS[name][1]
             _points(axes, [(group.intensity(problem), ratio) for problem, ratio in found], own, len(found), yscale="log")
-            axes.axvline(COMPUTE_BOUND, color=LINE, linewidth=1.0, linestyle="--", label=_once(axes is panels[0], BOUND))
+            axes.axvline(COMPUTE_BOUND, color=LINE, linewidth=1.0, linestyle="--", label=BOUND)
             axes.set(xlabel=INTENSITY, title=_title(own))
             by_size = by_half_decade([(problem.flop, ratio) for problem, ratio in found])
             look: dict[str, Any] = {"linewidth": 2.0, "marker": "D", "markersize": 4.5, "markeredgecolor": "white", "zorder": 4}
@@ -106,7 +106,8 @@ def _speedup(group: Group) -> Figure:
             sizes, means = [x for x, _ in middle], [ratios.geomean or 1.0 for _, ratios in middle]
             panels[-1].plot(sizes, means, color=color, label=label, gid=f"means-{own}", **look)
             bands = [_middle([ratio for problem, ratio in found if half_decade(problem.flop) == start]) for start in by_size]
-            panels[-1].fill_between(sizes, *zip(*bands, strict=True), color=color, alpha=0.16, linewidth=0, label=_once(True, BAND))
+            low, high = [least for least, _ in bands], [most for _, most in bands]
+            panels[-1].fill_between(sizes, low, high, color=color, alpha=0.16, linewidth=0, label=BAND)
         panels[-1].set(xlabel="size (FLOP)", title="by size")
         for axes in panels:
             axes.axhline(1.0, color=LINE, linewidth=0.8)
@@ -123,10 +124,6 @@ def _middle(values: Sequence[float]) -> tuple[float, float]:
     """Between which nine tenths of the values lie."""
     ranked, cut = sorted(values), len(values) // 20
     return ranked[cut], ranked[-1 - cut]
-
-
-def _once(first: bool, label: str) -> str | None:
-    return label if first else None
 
 
 def _points(
@@ -158,11 +155,12 @@ def _points(
     )
 
 
-def _mixed(color: str, white: float) -> tuple[float, ...]:
+def _mixed(color: str, white: float) -> str:
     """A colour with so much white in it, or, below 0, black."""
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import to_hex, to_rgb
 
-    return tuple(part + (1 - part) * white if white > 0 else part * (1 + white) for part in to_rgb(color))
+    red, green, blue = (part + (1 - part) * white if white > 0 else part * (1 + white) for part in to_rgb(color))
+    return to_hex((red, green, blue))
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], count: float, ncols: int) -> None:

@@ -88,10 +88,8 @@ def _bars(axes: Axes, libraries: Mapping[str, Size], places: int) -> None:
     for place, (value, name) in enumerate(ranked):
         axes.annotate(f"{name}: {value:,.3g}", (value, place), (4, 0), textcoords="offset points", va="center")
     most, least = ranked[0][0], ranked[-1][0]
-    axes.set(
-        xscale="log", xlabel="speed-up over cuBLAS for each MB of GPU code", xlim=(least / 3, most * (most / least) ** 0.6 * 3)
-    )
-    axes.set_ylim(len(ranked) - 0.4, -0.6)
+    limits = (least / 3, most * (most / least) ** 0.6 * 3)  # beyond the longest bar there is its label
+    axes.set(xscale="log", xlabel="speed-up over cuBLAS for each MB of GPU code", xlim=limits, ylim=(places - 0.4, -0.6))
     axes.set_yticks([])
     log_ticks(axes)
     finish(axes)

@@ -142,8 +142,10 @@ def table(sizes: Sizes, groups: Sequence[Group]) -> Grid:
 
 
 def _size(entry: Mapping[str, Any]) -> Size:
-    numbers = (None if entry[name] is None else _whole(entry[name]) for name in ("kernels", "code_bytes", "library_bytes"))
-    return Size(*numbers, str(entry["meaning"]), _ratio(entry["vs_cublas"]))
+    kernels, code, whole = (
+        None if entry[name] is None else _whole(entry[name]) for name in ("kernels", "code_bytes", "library_bytes")
+    )
+    return Size(kernels, code, whole, str(entry["meaning"]), _ratio(entry["vs_cublas"]))
 
 
 def _whole(value: Any) -> int:
