@@ -240,3 +240,38 @@ def test_without_matplotlib_the_remedy_is_given(cutlass_sk: CommandLine, tmp_pat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, errors = cutlass_sk("report", str(table), "-o", str(tmp_path / "report"))
     assert status == 2 and "pip install 'cutlass-sk[report]'" in errors and errors.count("\n") == 1
+
+
+def crowd(count: int) -> Table:
+    """So many problems, back to back and isolated."""
+    rows = [
+        measured(8 * (1 + number % 900), name, us * (1 + number % 97 / 200))._replace(n=64 + number // 900, timing=timing)
+        for number in range(count)
+        for timing in ("back_to_back", "isolated")
+        for name, us in (("set", 2.0), ("single", 3.0), ("cublas", 2.5))
+    ]
+    return Table(tuple(rows), (SOURCE,))
+
+
+def test_a_crowd_is_drawn_by_its_density() -> None:
+    group = grouped(crowd(6100))[0]
+    utilisation, speedup = of_group(group, H200)
+    for one in (utilisation, speedup):
+        text = one.svg.decode()
+        assert "(darker: more problems)" in text and 'id="points-' not in text and "<image" in text
+        assert len(one.svg) < 400_000 and len(one.png) < 100_000
+    assert 'id="means-set"' in speedup.svg.decode() and "the middle 90% of the problems" in speedup.svg.decode()
+
+
+def test_the_page_holds_a_crowd_in_few_bytes() -> None:
+    groups = grouped(crowd(6100))
+    data = packed(groups)
+    assert len(data) < 12 * 6100  # bytes a problem, of both timing modes: sizes, six times, kernel and plan
+    first, second = unpacked(data)["groups"]
+    assert first["title"].endswith("back to back") and second["title"].endswith("isolated, cold L2")
+    for group, found in zip(groups, (first, second), strict=True):
+        assert len(found["rows"]) == 6100
+        for (problem, row), (m, n, k, times, words) in zip(list(group.problems.items())[::611], found["rows"][::611], strict=True):
+            assert (problem.m, problem.n, problem.k) == (m, n, k)
+            assert times == pytest.approx([row[name].us for name in group.contenders], rel=5e-4)
+            assert words == ["k1", plan_text(row["set"])]
