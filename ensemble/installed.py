@@ -41,6 +41,15 @@ def find(name: str) -> Path | None:
     return None
 
 
+def wheel(path: Path) -> str:
+    """The wheel that a library of NVIDIA's was installed from, such as ``nvidia-cublas 13.1.0.3``; empty where it was none."""
+    for folder in path.parents:
+        for found in sorted(folder.glob("nvidia_cublas*-*.dist-info")):
+            name, _, version = found.stem.partition("-")
+            return f"{name.replace('_', '-')} {version}"
+    return ""
+
+
 def measured(path: Path, target: str, say: Callable[[str], None]) -> Installed:
     """The sizes of a library; ``target``: the architecture, such as sm_90. ``say`` is told before what takes long."""
     tool = cuobjdump()

@@ -61,8 +61,7 @@ class Request:
 
     def command(self, library: str) -> str:
         """What builds a library's kernels."""
-        out = "" if self.dtype == self.out_dtype else f" --out-dtype {self.out_dtype}"
-        return f"cutlass-sk size --dtype {self.dtype}{out} --layout {self.layout} --library {library} --build"
+        return f"cutlass-sk size --dtype {self.record_key} --layout {self.layout} --library {library} --build"
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,8 @@ def bought(name: Name, say: Callable[[str], None]) -> Library:
     if path is None:
         return Library(name, MEANINGS[name], note="not installed")
     found = installed.measured(path, BINARY_TARGET, say)
-    note = f"{found.code_bytes:,} bytes of GPU code, packed, for all architectures"
+    wheel = installed.wheel(path)
+    note = f"{f'{wheel}; ' if wheel else ''}{found.code_bytes:,} bytes of GPU code, packed, for all architectures"
     if found.target_bytes is None:
         note += f"; cuobjdump, which is not installed, would say how much is for {BINARY_TARGET}"
     return Library(name, f"{MEANINGS[name]} as installed, all dtypes", None, "", found.target_bytes, found.file_bytes, note=note)

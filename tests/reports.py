@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64decode
 from html.parser import HTMLParser
+from math import exp
 from typing import Any
 
 from cutlass_sk.ensemble.report import grouped, page, sections, summarize
@@ -74,6 +77,42 @@ class Checker(HTMLParser):
 
     @property
     def problems(self) -> dict[str, Any]:
-        (text,) = (data for tag, data in self.texts if tag == "script" and data.startswith("{"))
-        found: dict[str, Any] = json.loads(text)
-        return found
+        """The table of all problems, unpacked."""
+        (place,) = (at for at, (_, attributes) in enumerate(self.scripts) if attributes.get("id") == "problems")
+        return unpacked(b64decode([data for tag, data in self.texts if tag == "script"][place]))
+
+    @property
+    def scripts(self) -> list[tuple[str, dict[str, str | None]]]:
+        return [one for one in self.tags if one[0] == "script"]
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """What ``packed`` packed: the header, with rows in each group: m, n, k, times (a status is a text), kernel and plan."""
+    text, _, rest = gzip.decompress(data).partition(b"\n")
+    found: dict[str, Any] = json.loads(text)
+    columns: list[list[int]] = []
+    for column in found.pop("columns"):
+        rows, width, minus = column["rows"], column["bytes"], column["minus"]
+        own, rest = rest[: rows * width], rest[rows * width :]
+        folded = [sum(own[number * rows + row] << 8 * number for number in range(width)) for row in range(rows)]
+        earlier = [0] * rows if minus is None else columns[minus]
+        columns.append(
+            [(-(value + 1) // 2 if value % 2 else value // 2) + base for value, base in zip(folded, earlier, strict=True)]
+        )
+    assert not rest
+    first = len(found["statuses"]) + 1
+
+    def time(code: int) -> float | str | None:
+        if code == 0:
+            return None
+        return found["statuses"][code - 1] if code < first else found["least_us"] * exp((code - first) * found["step"])
+
+    for group in found["groups"]:
+        sizes, times, plan = ([columns[place] for place in group.pop(name)] for name in ("sizes", "times", "plan"))
+        assert group.pop("rows") == len(sizes[0])
+        codes = zip(*times, strict=True)
+        words = ([found["texts"][at] for at in pair] for pair in zip(*plan, strict=True))
+        group["rows"] = [
+            [*size, list(map(time, row)), pair] for size, row, pair in zip(zip(*sizes, strict=True), codes, words, strict=True)
+        ]
+    return found

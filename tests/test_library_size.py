@@ -48,7 +48,7 @@ def test_a_built_kernel_is_weighed(
 ) -> None:
     arguments = ("--dtype", dtype, "--layout", "tt", "--library", "single")
     status, text, _ = run(monkeypatch, capsys, *arguments, "--build", "--json")
-    library = json.loads(text)["libraries"]["single"]
+    library = json.loads(text)[dtype]["libraries"]["single"]
     (weight,) = library["weights"]
     spec = families(dtype, dtype, "sm90a")[0]
     binary = build_one(spec, "90a").library
@@ -92,12 +92,12 @@ def test_what_is_not_built_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(tmp_path))
     output = tmp_path / "size.json"
     names = ("--library", "set", "--library", "oracle_paper")
-    status, text, _ = run(monkeypatch, capsys, "--out-dtype", "float32", *names, "-o", str(output))
-    record = json.loads(output.read_text())
+    status, text, _ = run(monkeypatch, capsys, "--dtype", "float16_float32", *names, "-o", str(output))
+    record = json.loads(output.read_text())["float16_float32"]
     assert status == 0 and list(record["libraries"]) == ["set", "oracle_paper"]
     assert record["missing"] == 12 and "12 kernels are not built" in text
     assert record["libraries"]["set"]["code_bytes"] is None
-    assert "cutlass-sk size --dtype float16 --out-dtype float32 --layout tn --library oracle_paper --build" in text
+    assert "cutlass-sk size --dtype float16_float32 --layout tn --library oracle_paper --build" in text
     assert not any(path.name != "size.json" for path in tmp_path.iterdir())  # nothing was compiled, nothing locked
 
 
@@ -120,6 +120,28 @@ def test_cublas_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: p
     )
     assert (status, errors) == (0, "")
     assert "libcublas; not installed" in text and "libcublasLt; not installed" in text and "1.000" not in text
+
+
+def test_the_wheel_of_a_library_is_named(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages/nvidia/cu13/lib/libcublas.so.13"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    assert installed.wheel(library) == ""
+    (tmp_path / "site-packages/nvidia_cublas-13.1.0.3.dist-info").mkdir()
+    assert installed.wheel(library) == "nvidia-cublas 13.1.0.3"
+
+
+def test_several_dtypes_are_one_record(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = ("--library", "manifest", "--library", "ensemble", "--kernels", "d1684gemm", "--curve", _results("kernel_set_all.json"))
+    status, text, _ = run(monkeypatch, capsys, "--dtype", "float16,float64", *names, "--json", "-o", str(tmp_path / "size.json"))
+    record = json.loads(text)
+    assert status == 0 and list(record) == ["provenance", "float16", "float64"]
+    assert record["float64"]["libraries"]["manifest"]["kernels"] == 13 and record["float64"]["request"]["layout"] == "tt"
+    assert len(record["float16"]["curve"]) == 54 and record["float64"]["curve"] == []
+    assert record["provenance"]["curve"].endswith("kernel_set_all.json") and record["provenance"]["performance"] is None
+    assert json.loads((tmp_path / "size.json").read_text()) == record
+    _, text, _ = run(monkeypatch, capsys, "--dtype", "float16,float64", *names)
+    assert "float16 -> float16, tn" in text and "float64 -> float64, tt" in text
 
 
 # CUTLASS's manifest.
@@ -275,7 +297,7 @@ def _results(name: str) -> str:
         (("--library", "sets"), "library 'sets' is not known; there are single, set, oracle_paper"),
         (("--dtype", "int8"), "int8"),
         (("--layout", "rr"), "rr"),
-        (("--dtype", "float64", "--out-dtype", "float32"), "there are float16 -> float16"),
+        (("--dtype", "float64_float32"), "'float64_float32' is no dtype; there are float16, float16_float32"),
         (("--performance", "absent.json"), "absent.json cannot be read"),
         (("--performance", _results("kernel_set.json")), "it has no 'float16'"),
         (("--curve", _results("planner.json")), "it has no 'curves'"),
@@ -336,8 +358,9 @@ def test_nothing_that_was_recorded_for_another_layout_is_shown(
     recorded = ("--performance", _results("planner.json"), "--curve", _results("kernel_set.json"))
     names = ("--library", "set", "--library", "ensemble")
     status, text, _ = run(monkeypatch, capsys, "--layout", "nn", *recorded, *names, "--json")
-    libraries = json.loads(text)["libraries"]
-    assert status == 0 and json.loads(text)["curve"] == []
+    record = json.loads(text)["float16"]
+    libraries = record["libraries"]
+    assert status == 0 and record["curve"] == []
     assert libraries["set"]["vs_cublas"] is None and "recorded for tn" in libraries["set"]["note"]
     assert libraries["ensemble"]["code_bytes"] is libraries["ensemble"]["vs_cublas"] is None
     assert libraries["ensemble"]["note"] == "recorded for tn"

@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 from command_line import CommandLine
 from PIL import Image
-from reports import FIVE, SOURCE, Checker, group_of, measured
+from reports import FIVE, SOURCE, Checker, group_of, measured, unpacked
 
 import cutlass_sk.ensemble.cli  # noqa: F401  the command joins the command line
 from cutlass_sk.device import PRESETS
 from cutlass_sk.ensemble.report import grouped, of_group, sections, summarize
 from cutlass_sk.ensemble.report.curves import read_curves
 from cutlass_sk.ensemble.report.groups import gpu, plan_text
-from cutlass_sk.ensemble.report.page import problems
+from cutlass_sk.ensemble.report.packed import packed
 from cutlass_sk.ensemble.table import Table, TableError, read, write
 from cutlass_sk.ensemble.table_records import read_any
 
@@ -42,7 +42,7 @@ def test_ratios_by_hand() -> None:
         **{"min": 0.5, "max": 4.0, "n": 5},
     }
     assert found["single_vs_cublas"]["mean"] == round((2 + 0.5 + 0.4 + 4 + 0.5) / 5, 4)
-    assert set(found) == {"set_vs_cublas", "single_vs_cublas"}
+    assert set(found) == {"set_vs_cublas", "single_vs_cublas"} and summary["library_size"] == {}
     missing = summary["not_measured"]["float16"]["five"]["back_to_back"]
     assert "single_vs_oracle" in missing and "set_vs_cublas_compute_bound" in missing and "set_vs_cublas" not in missing
     assert summary["not_measured"]["float64"] == "no records" and "float64" not in summary
@@ -68,10 +68,10 @@ def test_other_statuses_never_count(status: str, contender: str) -> None:
     assert summary["float16"]["five"]["back_to_back"]["set_vs_cublas"]["n"] == 4
     assert summary["float16"]["five"]["back_to_back"]["set_vs_cublas"]["mean"] == 1.5
     assert summary["left_out"] == {"float16": {"five": {"back_to_back": {contender: {status: 1}}}}}
-    assert 64 not in [problem.m for problem, _ in group.times(contender)]
+    assert 64 not in [problem.m for problem in group.times(contender)]
     told = status.replace("_", " ")
     assert f"Not counted: {contender}: 1 {told}." in sections([group])[0].missing
-    (first, *_) = problems([group])["groups"][0]["rows"]
+    (first, *_) = unpacked(packed([group]))["groups"][0]["rows"]
     assert first[3][["set", "single", "cublas"].index(contender)] == told
 
 
@@ -80,7 +80,7 @@ def test_ratios_of_other_contenders() -> None:
         measured(64, name, us)
         for name, us in (("set", 2.0), ("single", 4.0), ("oracle", 1.0), ("cublaslt_best", 3.0), ("best", 5.0))
     ]
-    found = group_of(*rows).ratios()
+    found = group_of(*rows).ratios
     assert {name: ratios.mean for name, ratios in found.items()} == {
         **{"single_vs_oracle": 0.25, "set_vs_oracle": 0.5, "set_vs_cublaslt_best": 1.5},
         "set_vs_exhaustive": 1.0,  # the plan that the set chose is the best of all
@@ -97,7 +97,7 @@ def test_the_numbers_are_those_of_planner_json(committed: Table) -> None:
     summary = summarize(committed, grouped(committed), [])
     compared = 0
     for dtype in ("float16", "float16_float32", "bfloat16", "float64"):
-        planner, searched = summary[dtype]["planner"], summary[dtype]["planner/exhaustive"]
+        planner, searched = summary[dtype]["planner"], summary[dtype]["planner_exhaustive"]
         for name in ("single_vs_data_parallel", "single_vs_cublas", "set_vs_cublas"):
             assert planner["back_to_back"][name] == known[dtype][name]
             assert planner["isolated"][name] == known[dtype][f"{name}_isolated"]
@@ -117,7 +117,7 @@ def test_the_worst_and_the_best_by_hand() -> None:
     assert [row[0] for row in worst.rows] == [f"{m} x 64 x 64" for m in range(1, 21)]
     assert [row[0] for row in best.rows] == [f"{m} x 64 x 64" for m in range(30, 20, -1)]
     assert worst.rows[0] == ("1 x 64 x 64", "0.100", "10.00", "1.00", "1.50", "k1", "split_k, 4 splits, 8 CTAs, along_m 1")
-    assert section.paper.rows[0][1:] == ("1.550", "0.880", "0.100", "3.000", f"{factorial(30) ** (1 / 30) / 10:.3f}", "30")
+    assert section.ratios.rows[0][1:] == ("1.550", "0.880", "0.100", "3.000", f"{factorial(30) ** (1 / 30) / 10:.3f}", "30")
     # 2 x 64 x 64 = 8192 FLOP for each of m: 10^3.5 to 10^4 is m = 1 alone, and 10^5 to 10^5.5 all from 13 on.
     assert [row[0] for row in size.rows] == ["10^3.5 to 10^4", "10^4 to 10^4.5", "10^4.5 to 10^5", "10^5 to 10^5.5"]
     assert [row[1].rpartition(" ")[2] for row in size.rows] == ["1)", "2)", "9)", "18)"]
@@ -136,7 +136,7 @@ def test_pictures_show_every_point() -> None:
     assert (utilisation.name, speedup.name) == ("utilisation-float16-five-back-to-back", "speedup-float16-five-back-to-back")
     for picture, labels, marks in (
         (utilisation, ("arithmetic intensity (FLOP/B)", "utilisation (% of 989 TFLOP/s)", "cuBLAS", "Stream-K set"), 15),
-        (speedup, ("compute-bound above 400 FLOP/B", "size (FLOP)", "cuBLAS's time over ours (above 1: ours is faster)"), 20),
+        (speedup, ("compute-bound above 400 FLOP/B", "size (FLOP)", "cuBLAS's time over ours (above 1: ours is faster)"), 10),
     ):
         text = picture.svg.decode()
         for label in labels:
@@ -156,9 +156,9 @@ def test_points_lie_where_they_belong() -> None:
     assert group.utilisation("cublas", H200)[0] == pytest.approx((flop / moved, flop / 8e-6 / 989e12 * 100))
     utilisation, speedup = of_group(group, H200)
     for picture, name, expected in (
-        (utilisation, "points-set-left", [(log(x), y) for x, y in group.utilisation("set", H200)]),
-        (speedup, "points-single-left", [(log(group.intensity(p)), log(ratio)) for p, ratio in group.pairs("single_vs_cublas")]),
-        (speedup, "points-set-right", [(log(p.flop), log(ratio)) for p, ratio in group.pairs("set_vs_cublas")]),
+        (utilisation, "points-set", [(log(x), y) for x, y in group.utilisation("set", H200)]),
+        (speedup, "points-single", [(log(group.intensity(p)), log(ratio)) for p, ratio in group.pairs("single_vs_cublas")]),
+        (speedup, "points-set", [(log(group.intensity(p)), log(ratio)) for p, ratio in group.pairs("set_vs_cublas")]),
     ):
         (points,) = (one for one in ElementTree.fromstring(picture.svg).iter(f"{SVG}g") if one.get("id") == name)
         drawn = [(float(mark.get("x", 0)), -float(mark.get("y", 0))) for mark in points.iter(f"{SVG}use")]
@@ -187,16 +187,17 @@ def test_the_command(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     assert "## float16: five, back to back (5 problems)" in text and "| Stream-K set over cuBLAS | 2.000 | 1.837 | 0.500 |" in text
     assert read(tmp_path / "copy.parquet") == FIVE
     names = ("utilisation-float16-five-back-to-back", "speedup-float16-five-back-to-back", "kernels")
-    pictures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    assert {path.name for path in folder.iterdir()} == {"summary.json", "index.html", *pictures}
+    pictures = {f"pictures/{name}.{kind}" for name in names for kind in ("png", "svg")}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert set(files) == {"summary.json", "index.html", *pictures}
     checker = Checker((folder / "index.html").read_text())
     assert sum(tag == "img" and str(one["src"]).startswith("data:image/png;base64,") for tag, one in checker.tags) == 3
-    assert "data-parallel plans alone (184 problems)" in (folder / "kernels.svg").read_text()
-    first = {path: path.read_bytes() for path in folder.iterdir()}
+    assert "data-parallel plans alone (184 problems)" in (folder / "pictures/kernels.svg").read_text()
+    first = {path: path.read_bytes() for path in files.values()}
     assert cutlass_sk(*arguments)[0] == 0
-    assert first == {path: path.read_bytes() for path in folder.iterdir()}
-    files = json.loads((folder / "summary.json").read_text())["provenance"]["files"]
-    assert [(file["file"], file["holds"]) for file in files] == [("five.parquet", "15 times"), (CURVES.name, "3 curves")]
+    assert first == {path: path.read_bytes() for path in files.values()}
+    sources = json.loads((folder / "summary.json").read_text())["provenance"]["files"]
+    assert [(file["file"], file["holds"]) for file in sources] == [("five.parquet", "15 times"), (CURVES.name, "3 curves")]
 
 
 @pytest.mark.parametrize(
@@ -239,3 +240,38 @@ def test_without_matplotlib_the_remedy_is_given(cutlass_sk: CommandLine, tmp_pat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, errors = cutlass_sk("report", str(table), "-o", str(tmp_path / "report"))
     assert status == 2 and "pip install 'cutlass-sk[report]'" in errors and errors.count("\n") == 1
+
+
+def crowd(count: int) -> Table:
+    """So many problems, back to back and isolated."""
+    rows = [
+        measured(8 * (1 + number % 900), name, us * (1 + number % 97 / 200))._replace(n=64 + number // 900, timing=timing)
+        for number in range(count)
+        for timing in ("back_to_back", "isolated")
+        for name, us in (("set", 2.0), ("single", 3.0), ("cublas", 2.5))
+    ]
+    return Table(tuple(rows), (SOURCE,))
+
+
+def test_a_crowd_is_drawn_by_its_density() -> None:
+    group = grouped(crowd(6100))[0]
+    utilisation, speedup = of_group(group, H200)
+    for one in (utilisation, speedup):
+        text = one.svg.decode()
+        assert "(darker: more problems)" in text and 'id="points-' not in text and "<image" in text
+        assert len(one.svg) < 400_000 and len(one.png) < 100_000
+    assert 'id="means-set"' in speedup.svg.decode() and "the middle 90% of the problems" in speedup.svg.decode()
+
+
+def test_the_page_holds_a_crowd_in_few_bytes() -> None:
+    groups = grouped(crowd(6100))
+    data = packed(groups)
+    assert len(data) < 12 * 6100  # bytes a problem, of both timing modes: sizes, six times, kernel and plan
+    first, second = unpacked(data)["groups"]
+    assert first["title"].endswith("back to back") and second["title"].endswith("isolated, cold L2")
+    for group, found in zip(groups, (first, second), strict=True):
+        assert len(found["rows"]) == 6100
+        for (problem, row), (m, n, k, times, words) in zip(list(group.problems.items())[::611], found["rows"][::611], strict=True):
+            assert (problem.m, problem.n, problem.k) == (m, n, k)
+            assert times == pytest.approx([row[name].us for name in group.contenders], rel=5e-4)
+            assert words == ["k1", plan_text(row["set"])]

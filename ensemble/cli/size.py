@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +12,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
-from cutlass_sk.cli.options import DtypeOption, JsonOption, Layouts, OutDtypeOption, written_path
+from cutlass_sk.cli.options import JsonOption, Layouts, written_path
 from cutlass_sk.ensemble import library_size, size_records
+from cutlass_sk.ensemble.bench import PAIRS
+from cutlass_sk.ensemble.cli.bench import pairs
 from cutlass_sk.ensemble.library_size import Library, Name, Point, Request
 from cutlass_sk.provenance import provenance, save
 
@@ -24,8 +26,7 @@ CAPTION = (
 
 
 def size(
-    dtype: DtypeOption = "float16",
-    out_dtype: OutDtypeOption = None,
+    dtype: Annotated[str, typer.Option("--dtype", help=f"Commas between several: {', '.join(PAIRS)}.")] = "float16",
     layout: Annotated[
         Layouts | None, typer.Option("--layout", help="Layouts of a and b.  \\[default: tn, and tt for float64]")
     ] = None,
@@ -47,23 +48,30 @@ def size(
     ] = None,
 ) -> None:
     """Library size against kernel count: Stream-K kernels, data-parallel ensembles, CUTLASS's own, cuBLAS. Needs no GPU."""
-    request = Request(dtype, out_dtype or dtype, layout or ("tt" if dtype == "float64" else "tn"), kernels)
+    requests = [Request(*PAIRS[name], layout or ("tt" if name == "float64" else "tn"), kernels) for name in pairs(dtype)]
     names = list(dict.fromkeys(map(_known, libraries or library_size.MEANINGS)))
-    times = None if performance is None else size_records.read_times(performance, request.record_key)
+    times = {} if performance is None else {one: size_records.read_times(performance, one.record_key) for one in requests}
     candidates = {} if curve is None else size_records.read_candidates(curve)
-    points = library_size.curve(candidates, request)
-    ensemble = library_size.grown(points, curve, library_size.recorded_layouts(candidates, request))
-    found = [ensemble if name == "ensemble" else _library(name, request, build) for name in names]
-    found = [library_size.with_recorded_bytes(library, candidates, request) for library in found]
-    if times is not None:
-        found = [library_size.with_performance(library, times, request) for library in found]
-    record = _record(request, found, points, performance)
+    points = {request: library_size.curve(candidates, request) for request in requests}
+    found: dict[Request, list[Library]] = {}
+    for request in requests:
+        ensemble = library_size.grown(points[request], curve, library_size.recorded_layouts(candidates, request))
+        weighed = [ensemble if name == "ensemble" else _library(name, request, build) for name in names]
+        weighed = [library_size.with_recorded_bytes(library, candidates, request) for library in weighed]
+        if request in times:
+            weighed = [library_size.with_performance(library, times[request], request) for library in weighed]
+        found[request] = weighed
+    record = _record(found, points, performance, curve)
     if output is not None:
         save(output, json.dumps(record, indent=1) + "\n")
     if as_json:
         print(json.dumps(record, indent=1))
         return
-    console = Console(highlight=False)
+    for request in requests:
+        _show(Console(highlight=False), request, found[request], points[request], details)
+
+
+def _show(console: Console, request: Request, found: Sequence[Library], points: Sequence[Point], details: bool) -> None:
     console.print(table(request, found))
     for library in found:
         code = f"; {library.code} kernels" if library.code else ""
@@ -148,14 +156,23 @@ def _known(text: str) -> Name:
     raise typer.BadParameter(f"library {text!r} is not known; there are {', '.join(library_size.MEANINGS)}")
 
 
-def _record(request: Request, found: Sequence[Library], points: Sequence[Point], performance: Path | None) -> dict[str, Any]:
-    return {
-        "provenance": {**provenance("cutlass-sk size"), "performance": None if performance is None else str(performance)},
-        "request": vars(request),
-        "missing": sum(library.missing for library in found),
-        "libraries": {library.name: library.to_json() for library in found},
-        "curve": [vars(point) for point in points],
-    }
+def _record(
+    found: Mapping[Request, Sequence[Library]],
+    points: Mapping[Request, Sequence[Point]],
+    performance: Path | None,
+    curve: Path | None,
+) -> dict[str, Any]:
+    """By pair of dtypes: the request, kernels that are not built, libraries by name, and the curve; with the provenance."""
+    used = {name: None if path is None else str(path) for name, path in (("performance", performance), ("curve", curve))}
+    record: dict[str, Any] = {"provenance": {**provenance("cutlass-sk size"), **used}}
+    for request, libraries in found.items():
+        record[request.record_key] = {
+            "request": vars(request),
+            "missing": sum(library.missing for library in libraries),
+            "libraries": {library.name: library.to_json() for library in libraries},
+            "curve": [vars(point) for point in points[request]],
+        }
+    return record
 
 
 def _number(value: float | None, unknown: str = "-") -> str:

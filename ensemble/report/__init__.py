@@ -1,9 +1,11 @@
 """The report of measured times: a summary in JSON, tables, pictures and one page. Needs no GPU."""
 
-from .grids import Grid, Section, sections
+from .grid import Grid
+from .grids import Section, sections
 from .groups import Group, grouped
 from .page import page
-from .pictures import Picture, of_curves, of_group
+from .pictures import of_group
+from .size_pictures import of_curves, of_sizes
 from .summary import summarize
 
-__all__ = ["Grid", "Group", "Picture", "Section", "grouped", "of_curves", "of_group", "page", "sections", "summarize"]
+__all__ = ["Grid", "Group", "Section", "grouped", "of_curves", "of_group", "of_sizes", "page", "sections", "summarize"]

@@ -1,53 +1,42 @@
-"""The tables of a report, as Markdown and as HTML. Texts come from records, so that both forms escape them."""
+"""The tables of a group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.ratios import by_half_decade
 
+from . import beside
+from .grid import Grid, marked
 from .groups import RATIOS, Group, plan_text
 
 EXTREMES = 20
 """Problems in the tables of the worst and the best."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table under a title."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        lines = [self.headings, ("---",) * len(self.headings), *self.rows]
-        return f"### {_mark(self.title)}\n\n" + "\n".join(f"| {' | '.join(map(_mark, line))} |" for line in lines)
-
-    def html(self) -> str:
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.headings)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in self.rows)
-        caption = f"<caption>{escape(self.title)}</caption>"
-        return f'<div class="wide"><table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
+BY_SIZE = tuple(name for name in RATIOS if name.split("_vs_")[0] in ("single", "set") and not name.endswith("_compute_bound"))
+"""Ratios that are told apart by size."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """The tables of one group: the paper's form, by size, the worst and the best; and a line on what is missing."""
+    """The tables of one group: all ratios, beside the paper's, by size, the worst and the best; and a line on what is missing."""
 
     group: Group
     title: str
-    paper: Grid
+    ratios: Grid
+    beside: Grid | None
     others: tuple[Grid, ...]
     missing: str
 
+    @property
+    def grids(self) -> list[Grid]:
+        return [grid for grid in (self.ratios, self.beside, *self.others) if grid is not None]
+
     def markdown(self) -> str:
-        return "\n\n".join(
-            [f"## {_mark(self.title)}", *(grid.markdown() for grid in (self.paper, *self.others)), _mark(self.missing)]
-        )
+        return "\n\n".join([f"## {marked(self.title)}", *(grid.markdown() for grid in self.grids), marked(self.missing)])
 
 
 def sections(groups: Sequence[Group]) -> list[Section]:
@@ -56,13 +45,13 @@ def sections(groups: Sequence[Group]) -> list[Section]:
     for group in groups:
         title = f"{group.title} ({len(group.problems):,} {'problem' if len(group.problems) == 1 else 'problems'})"
         others = [] if len(group.problems) == 1 else [grid for grid in (_by_size(group), *_extremes(group)) if grid.rows]
-        found.append(Section(group, title, _paper(group), tuple(others), missing(group)))
+        found.append(Section(group, title, _ratios(group), beside.table(group), tuple(others), missing(group)))
     return found
 
 
 def missing(group: Group) -> str:
     """What a group has no numbers of, in a sentence or two."""
-    measured = group.ratios()
+    measured = group.ratios
     absent = [title for name, (_, _, title) in RATIOS.items() if name not in measured]
     text = f"Not measured: {'; '.join(absent)}." if absent else "Every ratio was measured."
     counts = []
@@ -72,18 +61,18 @@ def missing(group: Group) -> str:
     return f"{text} Not counted: {'; '.join(counts)}." if counts else f"{text} All measurements count."
 
 
-def _paper(group: Group) -> Grid:
-    """The form of the Stream-K paper's Tables 1 and 2."""
-    headings = ("Stream-K against", "mean", "standard deviation", "minimum", "maximum", "geometric mean", "n")
+def _ratios(group: Group) -> Grid:
+    """Every ratio, with the statistics of the Stream-K paper's Tables 1 and 2."""
+    headings = ("ratio", "mean", "standard deviation", "minimum", "maximum", "geometric mean", "n")
     rows = []
-    for name, found in group.ratios().items():
+    for name, found in group.ratios.items():
         numbers = (found.mean, found.std, found.min, found.max, found.geomean)
         rows.append((RATIOS[name][2], *(f"{number:.3f}" for number in numbers if number is not None), f"{found.n:,}"))
     return Grid(f"Speed-up, {group.title}: their time over ours", headings, tuple(rows))
 
 
 def _by_size(group: Group) -> Grid:
-    names = [name for name in group.ratios() if not name.endswith("_compute_bound") and name != "cublas_vs_itself"]
+    names = [name for name in group.ratios if name in BY_SIZE]
     sizes = {name: by_half_decade([(problem.flop, ratio) for problem, ratio in group.pairs(name)]) for name in names}
     rows = []
     for start in sorted({start for found in sizes.values() for start in found}):
@@ -122,11 +111,3 @@ def _extremes(group: Group) -> list[Grid]:
         Grid(f"{name} {len(pairs)} problems, {group.title}: {title}", headings, tuple(line(*pair) for pair in pairs))
         for name, pairs in made
     ]
-
-
-def _mark(text: str) -> str:
-    """A text in one cell or line of Markdown, its marks and HTML escaped."""
-    text = " ".join(text.split())
-    for mark in "\\|`*[]":
-        text = text.replace(mark, f"\\{mark}")
-    return text.replace("<", "&lt;")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cutlass_sk.device import PRESETS, Device
@@ -17,12 +17,17 @@ RATIOS: dict[str, tuple[str, str, str]] = {
     "single_vs_data_parallel": ("data_parallel", "single", "single Stream-K kernel over the same kernel data-parallel"),
     "single_vs_fixed_split": ("fixed_split", "single", "single Stream-K kernel over the same kernel, fixed split"),
     "single_vs_cublas": ("cublas", "single", "single Stream-K kernel over cuBLAS"),
+    "single_vs_cublas_compute_bound": ("cublas", "single", f"single Stream-K kernel over cuBLAS, above {COMPUTE_BOUND} FLOP/B"),
     "set_vs_cublas": ("cublas", "set", "Stream-K set over cuBLAS"),
     "set_vs_cublas_compute_bound": ("cublas", "set", f"Stream-K set over cuBLAS, above {COMPUTE_BOUND} FLOP/B"),
     "single_vs_oracle": ("oracle", "single", "single Stream-K kernel over the oracle"),
     "set_vs_oracle": ("oracle", "set", "Stream-K set over the oracle"),
     "set_vs_cublaslt_best": ("cublaslt_best", "set", "Stream-K set over the best of cuBLASLt's algorithms"),
+    "set_vs_cublas_fp32_reduce": ("cublas_fp32_reduce", "set", "Stream-K set over cuBLAS with float32 sums"),
+    "set_vs_cublas_padded": ("cublas_padded", "set", "Stream-K set over cuBLAS on padded copies"),
     "set_vs_exhaustive": ("best", "set", "Stream-K set as planned over the best of all its plans"),
+    "oracle_vs_cublas": ("cublas", "oracle", "the oracle over cuBLAS"),
+    "data_parallel_vs_cublas": ("cublas", "data_parallel", "the single kernel data-parallel over cuBLAS"),
     "cublas_vs_itself": ("cublas_again", "cublas", "cuBLAS over itself (noise)"),
 }
 """Name -> whose time is divided by whose, and what that is called. Above 1 the second is faster."""
@@ -54,11 +59,18 @@ class Group:
     corpus: str
     timing: str
     problems: Mapping[Problem, Mapping[str, Measurement]]
+    _times: dict[str, dict[Problem, float]] = field(default_factory=dict, compare=False, repr=False)
+    _pairs: dict[str, list[tuple[Problem, float]]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def dtypes(self) -> str:
         """The name of the pair of dtypes in records: ``float16``, ``float16_float32``."""
         return self.dtype if self.dtype == self.out_dtype else f"{self.dtype}_{self.out_dtype}"
+
+    @property
+    def corpus_key(self) -> str:
+        """The name of the corpus in ``summary.json``."""
+        return self.corpus.replace("/", "_")
 
     @property
     def title(self) -> str:
@@ -75,22 +87,29 @@ class Group:
         """FLOP a byte."""
         return problem.intensity(ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[self.out_dtype])
 
-    def times(self, contender: str) -> list[tuple[Problem, float]]:
-        """(problem, microseconds) of every time that counts."""
-        found = ((problem, row[contender].ok_us) for problem, row in self.problems.items() if contender in row)
-        return [(problem, us) for problem, us in found if us is not None]
+    def times(self, contender: str) -> Mapping[Problem, float]:
+        """Microseconds of every time that counts, by problem."""
+        if contender not in self._times:
+            found = ((problem, row[contender].ok_us) for problem, row in self.problems.items() if contender in row)
+            self._times[contender] = {problem: us for problem, us in found if us is not None}
+        return self._times[contender]
 
     def utilisation(self, contender: str, device: Device) -> list[tuple[float, float]]:
         """(FLOP a byte, percent of the data-sheet peak of ``device``) of every time that counts."""
         peak = device.tflops(self.dtype)
-        return [(self.intensity(problem), problem.flop / us / 1e6 / peak * 100) for problem, us in self.times(contender)]
+        return [(self.intensity(problem), problem.flop / us / 1e6 / peak * 100) for problem, us in self.times(contender).items()]
 
     def pairs(self, name: str) -> list[tuple[Problem, float]]:
         """(problem, speed-up) of every problem that has both times of the ratio ``name``, both with status ok."""
+        if name not in self._pairs:
+            self._pairs[name] = self._paired(name)
+        return self._pairs[name]
+
+    def _paired(self, name: str) -> list[tuple[Problem, float]]:
         other, own, _ = RATIOS[name]
-        theirs = dict(self.times(other))
+        theirs = self.times(other)
         found = []
-        for problem, ours in self.times(own):
+        for problem, ours in self.times(own).items():
             if problem not in theirs or (name.endswith("_compute_bound") and self.intensity(problem) <= COMPUTE_BOUND):
                 continue
             # The plan that the set chose is one of those that a search tried.
@@ -98,6 +117,7 @@ class Group:
             found.append((problem, best / ours))
         return found
 
+    @cached_property
     def ratios(self) -> dict[str, Ratios]:
         """Every ratio that at least one problem has both times of."""
         made = {name: Ratios.of([ratio for _, ratio in self.pairs(name)]) for name in RATIOS}
@@ -123,9 +143,12 @@ class Group:
 def grouped(table: Table) -> list[Group]:
     """The groups of a table: dtypes in the order of the records, within one the groups with most problems first."""
     found: dict[tuple[str, str, str, str], dict[Problem, dict[str, Measurement]]] = {}
+    known: dict[tuple[int, int, int], Problem] = {}
     for row in table.rows:
+        sizes = row.m, row.n, row.k
+        problem = known.get(sizes) or known.setdefault(sizes, row.problem)
         problems = found.setdefault((row.dtype, row.out_dtype, row.corpus, row.timing), {})
-        problems.setdefault(row.problem, {})[row.contender] = row
+        problems.setdefault(problem, {})[row.contender] = row
     order = list(DTYPES.values())
 
     def place(group: Group) -> tuple[int, int]:

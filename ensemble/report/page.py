@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -11,12 +10,13 @@ from typing import Any
 
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble.planner_report import COMPUTE_BOUND, DTYPES
-from cutlass_sk.ensemble.table import Measurement, Table
-from cutlass_sk.generator.spec import ELEMENT_BYTES
+from cutlass_sk.ensemble.table import Table
 
+from .drawing import Picture
+from .grid import Grid
 from .grids import Section
-from .groups import RATIOS, Group, plan_text
-from .pictures import Picture
+from .groups import RATIOS, Group
+from .packed import packed
 
 LABELS = {
     "gpu": "GPU",
@@ -41,65 +41,47 @@ READING = (
 )
 CONTROLS = """<p class="controls"><label>problems of <select id="group"></select></label>
 <label>m <input id="search-m" placeholder="128-512"></label><label>n <input id="search-n"></label>
-<label>k <input id="search-k"></label> <span id="count" role="status"></span></p>
-<p>Search by a number or a range (128, 128-512, 4096-). Click a heading to sort, and again to turn the order round. Kernel and plan
-are those of the set, or where there is none of the single kernel. A time that does not count is its status.</p>
+<label>k <input id="search-k"></label> <span id="count" role="status">unpacking ...</span></p>
+<p>Search by a number or a range (128, 128-512, 4096-). Click a heading to sort, and again to turn the order round; the page's
+address keeps what is shown. Kernel and plan are those of the set, or where there is none of the single kernel. Times are within
+0.05% of the records, ratios within 0.1%. A time that does not count is its status.</p>
 <noscript><p>This table needs JavaScript; summary.json and the records hold its numbers.</p></noscript>
 <div class="wide"><table id="all"><thead></thead><tbody></tbody></table></div>
 <p><button id="more" type="button" hidden>Show more</button></p>"""
 
 
 def page(
-    table: Table, sections: Sequence[Section], pictures: Mapping[str, Sequence[Picture]], summary: Mapping[str, Any], device: Device
+    table: Table,
+    sections: Sequence[Section],
+    pictures: Mapping[str, Sequence[Picture]],
+    summary: Mapping[str, Any],
+    device: Device,
+    sizes: Sequence[Grid] = (),
 ) -> str:
-    """The page. ``pictures``: by the title of their group; under "" those of none."""
+    """The page. ``pictures``: by the title of their group; under "" those of library size, as are the tables ``sizes``."""
     groups = [section.group for section in sections]
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>cutlass_sk: report</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{_part("page.css")}</style></head>\n<body>'
     )
-    parts = [head, "<h1>Stream-K and what it is compared with</h1>", _navigation(sections), _about(table, groups, summary, device)]
+    parts = [
+        head,
+        "<h1>Stream-K and what it is compared with</h1>",
+        _navigation(sections, bool(pictures.get("") or sizes)),
+        _about(table, groups, summary, device),
+    ]
     for number, section in enumerate(sections):
         parts.append(f'<h2 id="group-{number}">{escape(section.title)}</h2>')
-        parts += [section.paper.html(), *map(_figure, pictures.get(section.group.title, ()))]
+        opened = [grid.html() for grid in (section.ratios, section.beside) if grid is not None]
+        parts += [*opened, *map(_figure, pictures.get(section.group.title, ()))]
         parts += [f"<details><summary>{escape(grid.title)}</summary>{grid.html()}</details>" for grid in section.others]
         parts.append(f"<p>{escape(section.missing)}</p>")
-    if others := pictures.get("", ()):
-        parts += ['<h2 id="kernels">Number of kernels</h2>', *map(_figure, others)]
+    if (others := pictures.get("", ())) or sizes:
+        parts += ['<h2 id="kernels">Library size</h2>', *(grid.html() for grid in sizes), *map(_figure, others)]
     parts += ['<h2 id="problems-table">All problems</h2>', CONTROLS]
-    parts.append(f'<script type="application/json" id="problems">{_json(problems(groups))}</script>')
+    parts.append(f'<script type="text/plain" id="problems">{b64encode(packed(groups)).decode()}</script>')
     parts.append(f"<script>\n{_part('page.js')}</script>\n</body></html>\n")
     return "\n".join(parts)
-
-
-def problems(groups: Sequence[Group]) -> dict[str, Any]:
-    """What the table of all problems shows. Each kernel and plan is there once, under ``texts``; rows point to them."""
-    places: dict[str, int] = {}
-    found = []
-    for group in groups:
-        contenders = group.contenders
-        ratios = {
-            name: (contenders.index(other), contenders.index(own))
-            for name, (other, own, _) in RATIOS.items()
-            if name not in ("set_vs_cublas_compute_bound", "set_vs_exhaustive") and {other, own} <= set(contenders)
-        }
-        rows = []
-        for problem, row in group.problems.items():
-            planned = row.get("set") or row.get("single")
-            texts = [planned.kernel or "-", plan_text(planned) or "-"] if planned else []
-            places_of = [places.setdefault(text, len(places)) for text in texts] or None
-            rows.append([problem.m, problem.n, problem.k, [_time(row.get(name)) for name in contenders], places_of])
-        sizes = {"bytes": ELEMENT_BYTES[group.dtype], "out_bytes": ELEMENT_BYTES[group.out_dtype]}
-        names = {"title": group.title, "contenders": contenders, "ratio_names": list(ratios), "ratios": list(ratios.values())}
-        found.append({**names, **sizes, "rows": rows})
-    return {"texts": list(places), "groups": found}
-
-
-def _time(measured: Measurement | None) -> float | str | None:
-    """Microseconds, the status of a time that does not count, or None where nothing was measured."""
-    if measured is None or measured.status == "ok":
-        return None if measured is None else measured.us
-    return measured.status.replace("_", " ")
 
 
 def _about(table: Table, groups: Sequence[Group], summary: Mapping[str, Any], device: Device) -> str:
@@ -111,12 +93,14 @@ def _about(table: Table, groups: Sequence[Group], summary: Mapping[str, Any], de
     for number, source in enumerate(table.sources, 1):
         keys = [*(key for key in LABELS if key in source), *(key for key in source if key not in (*LABELS, "host"))]
         rows = [(LABELS.get(key, key), _value(source[key])) for key in keys]
-        parts.append(_pairs(f"Run {number} of {len(table.sources)}", rows))
+        run = _pairs(f"Run {number} of {len(table.sources)}", rows)
+        told = f"Run {number}: {source.get('gpu')}, {_value(source.get('corpus'))}, {source.get('date')}"
+        parts.append(run if len(table.sources) == 1 else f"<details><summary>{escape(told)}</summary>{run}</details>")
     made = [("commit of this report", str(own["commit"]))]
     made += [(f"made from {file['file']}", f"{file['holds']}, sha256 {file['sha256']}") for file in own["files"]]
     parts.append(_pairs("This report", made))
     absent = [f"records of {dtype}" for dtype in DTYPES if summary["not_measured"].get(dtype) == "no records"]
-    measured = {name for group in groups for name in group.ratios()}
+    measured = {name for group in groups for name in group.ratios}
     absent += [title for name, (_, _, title) in RATIOS.items() if name not in measured]
     text = f"Nowhere measured: {'; '.join(absent)}. " if absent else ""
     parts.append(f"<p>{escape(text)}Each group says under its tables which ratios it lacks, and what does not count.</p>")
@@ -126,7 +110,7 @@ def _about(table: Table, groups: Sequence[Group], summary: Mapping[str, Any], de
 def _value(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
         return "\n".join(" ".join(map(str, one.values())) for one in value)
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _pairs(caption: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -134,22 +118,17 @@ def _pairs(caption: str, rows: Iterable[tuple[str, str]]) -> str:
     return f'<div class="wide"><table class="about"><caption>{escape(caption)}</caption>\n<tbody>\n{body}</tbody></table></div>'
 
 
-def _navigation(sections: Sequence[Section]) -> str:
+def _navigation(sections: Sequence[Section], sized: bool) -> str:
     links = [("about", "What was measured")]
     links += [(f"group-{number}", section.title) for number, section in enumerate(sections)]
-    links.append(("problems-table", "All problems"))
+    links += [*([("kernels", "Library size")] if sized else []), ("problems-table", "All problems")]
     return "<nav>" + "\n".join(f'<a href="#{target}">{escape(title)}</a>' for target, title in links) + "</nav>"
 
 
 def _figure(picture: Picture) -> str:
     data, caption = b64encode(picture.png).decode(), escape(picture.caption)
-    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
-
-
-def _json(value: Any) -> str:
-    """JSON inside a script element, which no text in it can end."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    image = f'<img loading="lazy" alt="{caption}" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def _part(name: str) -> str:
