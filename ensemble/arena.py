@@ -214,16 +214,11 @@ class Arena:
         """A launch of ``plan`` on operands whose addresses are given later. As a call prepares them: operands that start on other
         than 16 bytes are packed, and the copies count."""
         m, n, k = problem.m, problem.n, problem.k
-        layout_a, layout_b = self.layouts
         if plan.partials_bytes > self._partials.numel():
             self._partials = torch.empty(plan.partials_bytes, dtype=torch.uint8, device=self.where)
         if plan.barrier_bytes > self.barriers.numel():
             self.barriers = torch.zeros(plan.barrier_bytes, dtype=torch.uint8, device=self.where)
-        views = (
-            _matrix(self._inputs, m, k, layout_a, 0),
-            _matrix(self._inputs, k, n, layout_b, 0),
-            _matrix(self._outputs, m, n, "t", 0),
-        )
+        views = _operands(problem, self.layouts, self._inputs, self._outputs)
         ready = operands.prepare(*views, plan.kernel, read_c=False)
         spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
         leading_c = operands.leading_dimension(ready.c, spec.alignment_c)
@@ -269,6 +264,21 @@ class Arena:
 
     def give_back(self, events: Sequence[torch.cuda.Event]) -> None:
         self._events += events
+
+
+def layouts_of(problem: Problem, spec: KernelSpec, layouts: tuple[Layout, Layout]) -> tuple[Layout, Layout]:
+    """Those that a kernel is launched with for operands of ``layouts``: packed ones are row-major, a side of 1 may be either."""
+    pools = (torch.empty(0, dtype=torch_dtype(dtype), device="meta") for dtype in (spec.dtype, spec.out_dtype))
+    ready = operands.prepare(*_operands(problem, layouts, *pools), spec, read_c=False)
+    return ready.a.layout, ready.b.layout
+
+
+def _operands(
+    problem: Problem, layouts: tuple[Layout, Layout], inputs: torch.Tensor, outputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """a, b and c at the beginning of their pools."""
+    m, n, k = problem.m, problem.n, problem.k
+    return _matrix(inputs, m, k, layouts[0], 0), _matrix(inputs, k, n, layouts[1], 0), _matrix(outputs, m, n, "t", 0)
 
 
 def _matrix(pool: torch.Tensor, rows: int, columns: int, layout: Layout, offset: int) -> torch.Tensor:

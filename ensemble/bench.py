@@ -33,6 +33,8 @@ from cutlass_sk.generator.spec import KernelSpec, Layout
 from cutlass_sk.provenance import provenance
 
 ORDER_SEED = 83
+WIDEST_ALIGNMENT = 8
+"""In elements: no kernel wants leading dimensions to be multiples of more."""
 PAIRS = {dtype if dtype == out_dtype else f"{dtype}_{out_dtype}": (dtype, out_dtype) for dtype, out_dtype in DTYPES}
 """Name of a pair of dtypes -> element types of a and b, and of c."""
 
@@ -95,11 +97,13 @@ def opened(
 
 
 def needed(setup: Setup, problems: Iterable[Problem], contenders: Iterable[Contender]) -> list[KernelSpec]:
-    """The contenders' kernels, in the layouts of the operands; for sizes that are packed row-major, too, as packed operands are."""
-    ragged = any(size % 8 for problem in problems for size in (problem.m, problem.n, problem.k))
-    layouts = list(product(*(sorted({layout, "t"}) if ragged else [layout] for layout in setup.layouts)))
+    """The contenders' kernels in every layout that operands of these problems are launched with; none is built between times."""
+    from cutlass_sk.ensemble.arena import layouts_of
+
+    alike = {tuple((side == 1, side % WIDEST_ALIGNMENT) for side in (p.m, p.n, p.k)): p for p in problems}
     kernels = dict.fromkeys(spec for contender in contenders for spec in contender.kernels(setup))
-    return [spec.with_layouts(*pair) for spec in kernels for pair in layouts]
+    found = [(spec, pair) for spec in kernels for pair in sorted({layouts_of(p, spec, setup.layouts) for p in alike.values()})]
+    return [spec.with_layouts(*pair) for spec, pair in found]
 
 
 def source(

@@ -300,12 +300,32 @@ def test_timings_are_told_apart_and_measured_together(tmp_path: Path) -> None:
     assert task.without({task.keys["isolated"]}).timings == ("back_to_back",) and not task.without(set(task.keys.values())).timings
 
 
-def test_kernels_are_built_row_major_too_where_operands_are_packed() -> None:
+def test_kernels_are_built_in_every_layout_that_is_launched() -> None:
     aligned = bench.needed(SETUP, [Problem(8, 8, 8)], chosen(["set", "single"]))
     assert aligned == [spec.with_layouts("t", "n") for spec in SETUP.kernels]
     assert bench.needed(SETUP, [Problem(8, 8, 8)], chosen(["data_parallel", "cublas"])) == aligned[:1]
-    ragged = bench.needed(SETUP, [Problem(8, 8, 8), Problem(8, 8, 9)], chosen(["set"]))
-    assert set(ragged) == {spec.with_layouts("t", b) for spec in SETUP.kernels for b in ("t", "n")}  # type: ignore[arg-type]
+    ragged = bench.needed(SETUP, [Problem(8, 8, 8), Problem(8, 8, 9)], chosen(["set"]))  # packed operands are row-major
+    assert ragged == [spec.with_layouts("t", b) for spec in SETUP.kernels for b in ("n", "t")]
+    (thin,) = {spec.layout_a + spec.layout_b for spec in bench.needed(SETUP, [Problem(2048, 32, 1)], chosen(["set"]))}
+    assert thin == "nt", "a column of 2048 has an aligned leading dimension as a column-major matrix alone"
+    double = bench.setup_of("float64", H200)
+    odd = bench.needed(double, [Problem(8, 8, 9)], chosen(["oracle_paper", "set"]))
+    assert {spec.api for spec in odd} == {"2x", "3x"}
+
+
+def test_what_is_launched_is_what_was_built(stand_ins: dict[str, StandIn]) -> None:  # noqa: F811
+    problems = [Problem(m, n, k) for m in (1, 8, 136) for n in (1, 9, 72) for k in (1, 8, 200, 201)]
+    for pair, layout in (("float16", "tn"), ("float16", "nt"), ("float64", "tt"), ("float64", "nn")):
+        setup = bench.setup_of(pair, H200, layout)
+        arena = Arena(setup.dtype, setup.out_dtype, setup.layouts, H200, QUICK)
+        stand_ins.clear()
+        for problem in problems:
+            rows, _ = bench_measure.measure(
+                Task(0, problem, setup, ("isolated",)), "x", chosen(["set", "single", "oracle"]), arena, 0.01, pytest.fail
+            )
+            assert {row.status for row in rows["isolated"]} == {"ok"}, problem
+        built = {spec.binary for spec in bench.needed(setup, problems, chosen(["set", "single", "oracle"]))}
+        assert {kernel.spec.binary for kernel in stand_ins.values()} <= built
 
 
 def test_errors_of_the_command_line(tmp_path: Path, cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
