@@ -91,8 +91,9 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
     """Operands as kernels of ``spec``'s family take them.
 
     Aligned row- and column-major operands, views included, are used as they are. Any other a or b (unaligned pointer or leading
-    dimension, no unit stride, pending negation) is copied into an aligned row-major buffer; such a c is computed in one and copied
-    back. ``read_c`` says that c's values matter (beta != 0). c must not be column-major: see ``is_column_major``.
+    dimension, no unit stride, pending negation) is copied into an aligned buffer, column-major ones into a column-major one where
+    the kernel takes any extents; such a c is computed in a row-major one and copied back. ``read_c`` says that c's values matter
+    (beta != 0). c must not be column-major: see ``is_column_major``.
     """
     m, k = a.shape
     n = b.shape[1]
@@ -103,8 +104,8 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
     matrix_b = None if pad_k or pad_n else as_matrix(b, spec.alignment)
     if matrix_a is not None and matrix_a.layout == "n" and m % step:
         matrix_a = None
-    matrix_a = matrix_a or _packed(a, 0, pad_k, spec.alignment)
-    matrix_b = matrix_b or _packed(b, pad_k, pad_n, spec.alignment)
+    matrix_a = matrix_a or _packed(a, 0, pad_k, spec.alignment, any_layout=step == 1)
+    matrix_b = matrix_b or _packed(b, pad_k, pad_n, spec.alignment, any_layout=step == 1)
     result = None
     if pad_n or not is_row_major(c, spec.alignment_c):
         result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
@@ -156,8 +157,12 @@ def _leading(rows: int, columns: int, row_stride: int, column_stride: int, align
     return row_stride if row_stride >= columns and row_stride % alignment == 0 else 0
 
 
-def _packed(tensor: torch.Tensor, pad_rows: int, pad_columns: int, alignment: int) -> Matrix:
-    """A row-major copy with an aligned leading dimension, and zeros in the padding that the kernel computes with."""
+def _packed(tensor: torch.Tensor, pad_rows: int, pad_columns: int, alignment: int, *, any_layout: bool) -> Matrix:
+    """A copy with an aligned leading dimension, and zeros in the padding that the kernel computes with: row-major, or as ``tensor``
+    lies if it may be of ``any_layout``, since to transpose costs several times the copy."""
+    if any_layout and is_column_major(tensor):
+        turned = _packed(tensor.t(), pad_columns, pad_rows, alignment, any_layout=False)
+        return Matrix(turned.tensor.t(), "n", turned.leading)
     rows, columns = tensor.shape
     buffer = _buffer(rows + pad_rows, columns + pad_columns, alignment, tensor)
     if pad_columns:

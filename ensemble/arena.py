@@ -267,7 +267,7 @@ class Arena:
 
 
 def layouts_of(problem: Problem, spec: KernelSpec, layouts: tuple[Layout, Layout]) -> tuple[Layout, Layout]:
-    """Those that a kernel is launched with for operands of ``layouts``: packed ones are row-major, a side of 1 may be either."""
+    """Those that a kernel is launched with for operands of ``layouts``: a side of 1 may be either, 2.x kernels pack row-major."""
     pools = (torch.empty(0, dtype=torch_dtype(dtype), device="meta") for dtype in (spec.dtype, spec.out_dtype))
     ready = operands.prepare(*_operands(problem, layouts, *pools), spec, read_c=False)
     return ready.a.layout, ready.b.layout

@@ -39,7 +39,12 @@ OTHERS = {
     "real": "the set over cuBLAS, problems that practitioners run",
 }
 """Other corpora: their ``set_vs_cublas`` has a row of its own."""
-SIZES = {"single": "its first kernel", "set": "the set", "oracle_paper": "the paper's data-parallel ensemble"}
+SIZES = {
+    "single": "its first kernel",
+    "set": "the set",
+    "oracle_hopper": "the ensemble for Hopper",
+    "oracle_paper": "the paper's ensemble",
+}
 PICTURES = ("speedup.png", "size.png")
 
 

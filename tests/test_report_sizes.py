@@ -63,10 +63,13 @@ def test_sizes_get_the_performance_that_was_measured(tmp_path: Path) -> None:
 
 
 def test_an_oracle_weighs_what_its_kernels_weigh(tmp_path: Path) -> None:
-    rows = [measured(m, name, us) for m in (64, 128) for name, us in (("oracle", 2.0), ("data_parallel", 4.0), ("cublas", 2.0))]
+    us_of = {"oracle": 2.5, "oracle_of_set": 2.0, "data_parallel": 4.0, "cublas": 2.0}
+    rows = [measured(m, name, us) for m in (64, 128) for name, us in us_of.items()]
     found = sizes.with_performance(sizes.read_sizes(written(tmp_path / "size.json", RECORD)), [group_of(*rows)])
     own = found.libraries["float16"]
-    assert (own["oracle"].kernels, own["oracle"].cubin_bytes, own["oracle"].vs_cublas) == (8, 800_000, 1.0)
+    same = own["oracle_of_set"]
+    assert (same.kernels, same.cubin_bytes, same.vs_cublas) == (8, 800_000, 1.0)
+    assert (own["oracle_hopper"].kernels, own["oracle_hopper"].vs_cublas) == (14, pytest.approx(0.8))
     assert (own["data_parallel"].kernels, own["data_parallel"].vs_cublas) == (1, pytest.approx(0.5))
 
 

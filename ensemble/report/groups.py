@@ -29,6 +29,8 @@ RATIOS: dict[str, tuple[str, str, str]] = {
     "set_vs_cublas_padded": ("cublas_padded", "set", "Stream-K set over cuBLAS on padded copies"),
     "set_vs_exhaustive": ("best", "set", "Stream-K set as planned over the best of all its plans"),
     "oracle_vs_cublas": ("cublas", "oracle", "the oracle over cuBLAS"),
+    "oracle_of_set_vs_cublas": ("cublas", "oracle_of_set", "the set's kernels at all widths, data-parallel, over cuBLAS"),
+    "oracle_paper_vs_cublas": ("cublas", "oracle_paper", "the oracle of the paper's kernels over cuBLAS"),
     "data_parallel_vs_cublas": ("cublas", "data_parallel", "the single kernel data-parallel over cuBLAS"),
     "cublas_vs_itself": ("cublas_again", "cublas", "cuBLAS over itself (noise)"),
 }

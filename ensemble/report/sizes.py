@@ -87,24 +87,30 @@ def read_sizes(path: Path) -> Sizes:
     return Sizes(path.name, record["provenance"], libraries, curves)
 
 
+JOIN = {
+    "oracle_of_set": ("set", "the fastest data-parallel plan of the set's kernels, at all widths"),
+    "data_parallel": ("single", "the one Stream-K kernel, data-parallel"),
+}
+"""Contenders that need the same binaries as a library: name -> that library, and what the contender is."""
+TIMED_AS = {"oracle_hopper": "oracle"}
+"""Libraries whose performance is that of a contender of another name."""
+
+
 def with_performance(sizes: Sizes, groups: Sequence[Group]) -> Sizes:
     """The sizes with the performance that ``groups`` measured, back to back, on the largest corpus of each pair of dtypes.
 
-    Data-parallel plans of the set's kernels (``oracle``) and of the first (``data_parallel``) join: they need the same binaries."""
+    Contenders that need the same binaries as others (``JOIN``) join."""
     made: dict[str, dict[str, Size]] = {}
     for dtypes, libraries in sizes.libraries.items():
         own = dict(libraries)
         group = measured_by(groups, dtypes)
         if group is not None:
-            for name, of, meaning in (
-                ("oracle", "set", "the fastest data-parallel plan of the set's kernels"),
-                ("data_parallel", "single", "the one Stream-K kernel, data-parallel"),
-            ):
+            for name, (of, meaning) in JOIN.items():
                 if of in own and f"{name}_vs_cublas" in group.ratios:
                     same = own[of]
                     own[name] = Size(same.kernels, same.cubin_bytes, same.so_bytes, meaning)
             for name, size in own.items():
-                ratios = group.ratios.get(f"{name}_vs_cublas")
+                ratios = group.ratios.get(f"{TIMED_AS.get(name, name)}_vs_cublas")
                 if ratios is not None:
                     own[name] = Size(size.kernels, size.cubin_bytes, size.so_bytes, size.meaning, ratios.geomean)
         made[dtypes] = own
