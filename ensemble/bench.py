@@ -185,9 +185,8 @@ def sweep(
             append(flying[0], flying[0].given_up(corpus), {})
         else:
             suspect()
-        tell(
-            f"nothing was done for {patience:.0f} s, since {flying[0].task if flying else 'the start'}; the same command goes on after it"
-        )
+        since = flying[0].task if flying else "the start"
+        tell(f"nothing was done for {patience:.0f} s, since {since}; the same command goes on after it")
         os._exit(EXIT_HUNG)
 
     def suspect() -> None:
