@@ -15,7 +15,8 @@ from cutlass_sk import env
 from cutlass_sk.errors import EnvironmentVariableError, ToolchainError
 from cutlass_sk.generator import abi
 from cutlass_sk.jit import key as key_module
-from cutlass_sk.jit.key import headers_digest, kernel_key
+from cutlass_sk.jit.digest import headers_digest
+from cutlass_sk.jit.key import kernel_key
 from cutlass_sk.jit.toolchain import MINIMUM_RELEASE, Toolchain, find_toolchain
 
 VERSION = "Cuda compilation tools, release {}, V{}.1"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -15,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import env
-from ..errors import CompileError, DeviceError, ToolchainError
+from ..errors import CacheError, CompileError, DeviceError, ToolchainError, reason
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
-from .cache import LIBRARY, REMEDY, SOURCE, Cache, Cancelled, Entry, Metadata
+from .cache import LIBRARY, REMEDY, SOURCE, Cache, Entry, Metadata
 from .key import kernel_key
+from .lock import Cancelled
 from .progress import show_progress
 from .toolchain import Toolchain, find_toolchain
 
@@ -38,6 +41,10 @@ FLAGS = (
 )
 LOG_TAIL_LINES = 30
 POLL_SECONDS = 0.02
+HIDDEN = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+"""Environment variables that decide what is compiled. The key does not see them, so nvcc must not either."""
+FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large", "File size limit exceeded")
+FULL_REMEDY = "free some space, as `cutlass-sk cache prune` does, or set CUTLASS_SK_CACHE_DIR to a directory with more"
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,10 @@ def compile_sources(sources: Sequence[Source], *, progress: bool | None = None) 
     keys = _keys(sources, toolchain)
     entries = {key: cache.lookup(key) for key in keys}
     missing = {key: source for key, source in zip(keys, sources, strict=True) if entries[key] is None}
+    for key, source in missing.items():
+        if isinstance(wrong := cache.inspect(key), str):
+            text = f"cutlass_sk: {cache.entry_path(key)} is damaged ({wrong}) and is not loaded; {source.name} is compiled again"
+            warnings.warn(text, stacklevel=2)
     if missing:
         with show_progress(progress, len(missing)) as watch:
             entries |= _compile_all(missing, cache, toolchain, watch)
@@ -138,19 +149,24 @@ def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cance
     try:
         return _compile_locked(key, source, cache, toolchain, cancelled)
     except OSError as error:  # a full disk, or something else than the cache's own files in its place
-        raise ToolchainError(f"{source.name} cannot be built in the kernel cache {cache.root}: {error}; {REMEDY}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise CacheError(
+            f"{source.name} cannot be built in the kernel cache {cache.root}: {reason(error)}; {FULL_REMEDY if full else REMEDY}"
+        ) from error
 
 
 def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
-    with cache.lock(key, cancelled):
+    with cache.lock(key, cancelled) as alone:
         if (entry := cache.lookup(key)) is not None:  # another process was faster
             return entry
-        with cache.scratch(key) as directory:
+        with cache.scratch(key, alone) as directory:
             (directory / SOURCE).write_text(source.text, encoding="utf-8")
             command = _command(toolchain, source.architecture)
             start = time.monotonic()
             status, log = _run(command, directory, cancelled)
             seconds = time.monotonic() - start
+            if status != 0 and (full := [line for line in log.splitlines() if any(words in line for words in FULL_DISK)]):
+                raise OSError(errno.ENOSPC, full[-1][-300:])
             if status != 0 or not (directory / LIBRARY).is_file():
                 kept = cache.keep_failure(key, directory, log)
                 tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
@@ -161,6 +177,8 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
                     log=log,
                     source=kept,
                 )
+            if _keys([source], toolchain.reread()) != [key]:
+                raise ToolchainError(f"headers changed while {source.name} was compiled, which is not kept; build it again")
             versions = {
                 "nvcc": toolchain.nvcc_version,
                 "host_compiler": toolchain.host_version,
@@ -181,9 +199,9 @@ def _command(toolchain: Toolchain, architecture: str) -> list[str]:
 
 def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tuple[int, str]:
     """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
-    # The key does not see nvcc's own environment variables, so nvcc must not either.
-    environment = {name: value for name, value in os.environ.items() if name not in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")}
+    environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
+    environment["LC_ALL"] = "C"  # FULL_DISK is English
     log = directory / "log.txt"
     with (
         log.open("wb") as output,
