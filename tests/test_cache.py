@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -72,6 +73,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "record is no object": lambda path: (path / "entry.json").write_text("[1]"),
     "record is not text": lambda path: (path / "entry.json").write_bytes(b"\xff\xfe\x00"),
     "record of another key": lambda path: edit_json(path / "entry.json", "key", OTHER),
+    "record without digests": lambda path: edit_json(path / "entry.json", "files", {}),
+    "record without its own digest": lambda path: edit_json(path / "entry.json", "sha256", None),
+    "record with another name": lambda path: edit_json(path / "entry.json", "name", "other"),
+    "library is a directory": lambda path: ((path / "kernel.so").unlink(), (path / "kernel.so").mkdir()),
+    "record is a pipe": lambda path: ((path / "entry.json").unlink(), os.mkfifo(path / "entry.json", 0o600)),
+    "entry is a file": lambda path: (shutil.rmtree(path), path.touch(0o600)),
+    "entry is a dead link": lambda path: (shutil.rmtree(path), path.symlink_to("nowhere")),
+    "entry is empty": lambda path: (shutil.rmtree(path), path.mkdir(0o700)),
     "record with an unknown field": lambda path: edit_json(path / "entry.json", "colour", "red"),
 }
 
@@ -81,8 +90,26 @@ def test_damaged_entry_is_a_miss_and_is_replaced(damage: str, cache: Cache) -> N
     entry = publish(cache)
     DAMAGES[damage](entry.path)
     assert cache.lookup(KEY) is None
+    assert isinstance(cache.inspect(KEY), str), "it says why"
     assert publish(cache, library=b"again") == cache.lookup(KEY)
     assert entry.library.read_bytes() == b"again"
+
+
+@pytest.mark.parametrize("name", ["kernel.so", "kernel.cu", "entry.json"])
+def test_any_bit_and_any_length(name: str, cache: Cache) -> None:
+    """A flip that changes nothing but white space of the record is none."""
+    entry = publish(cache)
+    path = entry.path / name
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        assert cache.lookup(KEY) is None or (name == "entry.json" and json.loads(flipped) == json.loads(whole))
+        path.write_bytes(whole[:position])
+        assert cache.lookup(KEY) is None or (name == "entry.json" and whole[position:] == b"\n")
+    path.write_bytes(whole)
+    assert cache.lookup(KEY) == entry
 
 
 def test_replacing_leaves_an_open_library_alone(cache: Cache) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from .. import env
 from ..errors import CacheError, CompileError, DeviceError, ToolchainError, reason
@@ -44,6 +45,8 @@ POLL_SECONDS = 0.02
 HIDDEN = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 """Environment variables that decide what is compiled. The key does not see them, so nvcc must not either."""
 FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large", "File size limit exceeded")
+LITTLE_BYTES = 2**20
+"""With less free space than that, it is the disk's fault that nothing was compiled: ld dies of it without a word."""
 FULL_REMEDY = "free some space, as `cutlass-sk cache prune` does, or set CUTLASS_SK_CACHE_DIR to a directory with more"
 
 
@@ -165,8 +168,8 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             start = time.monotonic()
             status, log = _run(command, directory, cancelled)
             seconds = time.monotonic() - start
-            if status != 0 and (full := [line for line in log.splitlines() if any(words in line for words in FULL_DISK)]):
-                raise OSError(errno.ENOSPC, full[-1][-300:])
+            if status != 0 and (any(words in log for words in FULL_DISK) or disk_usage(directory).free < LITTLE_BYTES):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if status != 0 or not (directory / LIBRARY).is_file():
                 kept = cache.keep_failure(key, directory, log)
                 tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
@@ -202,9 +205,8 @@ def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tup
     environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
     environment["LC_ALL"] = "C"  # FULL_DISK is English
-    log = directory / "log.txt"
     with (
-        log.open("wb") as output,
+        os.fdopen(os.memfd_create("log"), "w+b") as output,  # in memory: the disk may be full
         subprocess.Popen(
             command,
             cwd=directory,
@@ -222,4 +224,5 @@ def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tup
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, log.read_text(encoding="utf-8", errors="replace")
+        output.seek(0)
+        return process.returncode, output.read().decode(errors="replace")

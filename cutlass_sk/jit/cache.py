@@ -26,6 +26,7 @@ from .trust import require_private
 
 LIBRARY, SOURCE, METADATA = "kernel.so", "kernel.cu", "entry.json"
 DAY_SECONDS = 86400.0
+PUBLISH_ATTEMPTS = 10
 REMEDY = "set CUTLASS_SK_CACHE_DIR to a directory that can be written"
 
 
@@ -162,22 +163,22 @@ class Cache:
         for name in (LIBRARY, SOURCE):
             (directory / name).rename(new / name)
         write_record(new, key, metadata)
+        library_bytes = (new / LIBRARY).stat().st_size
         path = self.entry_path(key)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        for attempt in range(10):
+        shutil.rmtree(self._failed(key), ignore_errors=True)
+        for attempt in range(PUBLISH_ATTEMPTS):
             if (entry := self.lookup(key)) is not None:
-                break
+                return entry
             with suppress(FileNotFoundError):
                 path.rename(directory / f"old-{attempt}")
             try:
                 new.rename(path)
-            except OSError as error:
+                return Entry(key=key, path=path, library_bytes=library_bytes, **asdict(metadata))
+            except OSError as error:  # there is one again
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-        shutil.rmtree(self._failed(key), ignore_errors=True)
-        if entry is None:
-            raise CacheError(f"the kernel cache {self.root} does not keep what is written: {self.inspect(key)}; {REMEDY}")
-        return entry
+        raise CacheError(f"{path} cannot be replaced: {self.inspect(key)}; {REMEDY}")
 
     def keep_failure(self, key: str, directory: Path, log: str) -> Path:
         """Keeps the source and the log of a build that failed; returns the path of the kept source."""
@@ -251,8 +252,11 @@ def _note_use(entry: Entry) -> None:
 def _default_root() -> Path:
     from platformdirs import user_cache_path
 
-    root = user_cache_path("cutlass_sk")
-    if not root.is_absolute():  # without HOME and without a user entry, "~" stays as it is
+    try:
+        root = user_cache_path("cutlass_sk")
+    except RuntimeError as error:  # without HOME and without a user entry; some versions of platformdirs leave "~" as it is
+        raise CacheError(f"the user has no cache directory ({error}): {REMEDY}") from None
+    if not root.is_absolute():
         raise CacheError(f"the user has no cache directory ({root} is not absolute): {REMEDY}")
     return root
 

@@ -21,12 +21,14 @@ class Cancelled(Exception):
 
 
 @contextmanager
-def file_lock(path: Path, cancelled: threading.Event, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[bool]:
+def file_lock(path: Path, cancelled: threading.Event, patience_seconds: float | None = None) -> Iterator[bool]:
     """Locks ``path``, which is made if need be and stays; the system frees the lock when its holder dies.
 
-    Yields whether the lock is held. It is not on a filesystem without locks, nor after ``patience_seconds``: what it guards must
-    come right without it, too. Raises Cancelled if ``cancelled`` is set while waiting.
+    Yields whether the lock is held. It is not on a filesystem without locks, nor where its holder takes longer than
+    ``patience_seconds`` (None: PATIENCE_SECONDS): what it guards must come right without it, too. Raises Cancelled if ``cancelled``
+    is set while waiting.
     """
+    patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _open.add(descriptor)
     try:

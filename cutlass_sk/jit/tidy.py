@@ -167,8 +167,8 @@ def _delete(path: Path, layout: Path) -> int | None:
 def _delete_tree(path: Path) -> int:
     nbytes = _nbytes(path)
     shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        shutil.rmtree(path)  # for its error
+    if path.exists():  # a compiler without its builder may still write there; else this is for the error
+        shutil.rmtree(path)
     return nbytes
 
 
@@ -178,7 +178,8 @@ def _sweep(layout: Path) -> int:
     for path in (layout / "tmp").glob("*"):
         key = path.name.partition("-")[0]
         if path.name.startswith(TRASH):
-            nbytes += _delete_tree(path)
+            with suppress(FileNotFoundError):
+                nbytes += _delete_tree(path)
         elif KEY.fullmatch(key):
             (layout / "locks").mkdir(mode=0o700, exist_ok=True)
             with file_lock(layout / "locks" / key, threading.Event(), patience_seconds=0) as alone:
