@@ -6,7 +6,6 @@ Values are read when they are needed, so a change takes effect at the next use. 
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,6 +101,8 @@ PREFIX = "CUTLASS_SK_"
 
 def unknown() -> dict[str, str]:
     """Variables that are set and begin as ours do, and mean nothing; with the most similar one that does, or an empty text."""
+    from difflib import get_close_matches
+
     names = [variable.name for variable in VARIABLES]
     strange = [name for name in os.environ if name.startswith(PREFIX) and name not in names]
-    return {name: next(iter(difflib.get_close_matches(name, names, 1, 0.8)), "") for name in strange}
+    return {name: next(iter(get_close_matches(name, names, 1, 0.8)), "") for name in strange}

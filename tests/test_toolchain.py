@@ -161,6 +161,24 @@ def test_wrong_environment_variable(name: str, value: str, message: str, monkeyp
     assert variable.get() == variable.default
 
 
+def test_variables_are_read_in_one_place() -> None:
+    """``build`` hands the environment to nvcc; PATH and CONDA_PREFIX say where others look."""
+    allowed = {"env.py": 2, "jit/build.py": 1, "jit/toolchain.py": 2}
+    root = Path(env.__file__).parent
+    found = {
+        str(path.relative_to(root)): path.read_text(encoding="utf-8").count("os.environ") + path.read_text().count("getenv")
+        for path in root.rglob("*.py")
+    }
+    assert {name: count for name, count in found.items() if count} == allowed
+
+
+def test_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert env.unknown() == {}
+    monkeypatch.setenv("CUTLASS_SK_DEBGU", "1")
+    monkeypatch.setenv("CUTLASS_SK_COLOUR", "red")
+    assert env.unknown() == {"CUTLASS_SK_DEBGU": "CUTLASS_SK_DEBUG", "CUTLASS_SK_COLOUR": ""}
+
+
 def test_key_changes_with_each_field(toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = tmp_path / "include"
     include.mkdir()
@@ -175,6 +193,7 @@ def test_key_changes_with_each_field(toolchain: Toolchain, tmp_path: Path, monke
         kernel_key("text", ("-O3",), replace(base, nvcc_version="other"), "90a"),
         kernel_key("text", ("-O3",), replace(base, host_version="other"), "90a"),
         kernel_key("text", ("-O3",), replace(base, cutlass_version="4.2.1"), "90a"),
+        kernel_key("text", ("-O3",), replace(base, cutlass_digest="other"), "90a"),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(abi, "ABI_VERSION", abi.ABI_VERSION + 1)

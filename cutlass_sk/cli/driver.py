@@ -33,7 +33,7 @@ class Driver:
 
 def find_driver() -> Driver:
     """The driver as it is; raises nothing."""
-    nodes, module = len(list(Path("/dev").glob("nvidia[0-9]*"))), _module()
+    nodes, module = _nodes(), _module()
     try:
         from cuda.bindings import driver
 
@@ -53,6 +53,10 @@ def find_driver() -> Driver:
     return Driver(
         version, module, nodes, f"cuInit says {status.name}: `nvidia-smi` says more; restart, or install the driver again"
     )
+
+
+def _nodes() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _module() -> str:
