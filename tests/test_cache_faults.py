@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from fake_nvcc import FakeNvcc, answering
 
-from cutlass_sk.errors import CacheError, ToolchainError
+from cutlass_sk.errors import CacheError, CompileError, ToolchainError
 from cutlass_sk.jit import lock, tidy, toolchain
 from cutlass_sk.jit.build import compile_source
 from cutlass_sk.jit.cache import Cache, Entry
@@ -322,6 +322,26 @@ def test_a_full_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert answer(built(1)) == 1
     finally:
         subprocess.run(["umount", "-l", small], check=True)
+
+
+WRONG = {
+    "half a library": "head -c 3000 /proc/self/exe > kernel.so; exit 0",
+    "all but a byte": "g++ -shared -fPIC -x c++ kernel.cu -o kernel.so; truncate -s -1 kernel.so; exit 0",
+    "something else": "echo library > kernel.so; exit 0",
+    "nothing": "exit 0",
+    "a link": "ln -s /proc/self/exe kernel.so; exit 0",
+    "a directory": "mkdir kernel.so; exit 0",
+    "killed": "head -c 3000 /proc/self/exe > kernel.so; kill -9 $$",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_nvcc_leaves_is_looked_at(wrong: str, nvcc: FakeNvcc, root: Path) -> None:
+    nvcc.prepare(WRONG[wrong])
+    with pytest.raises(CompileError, match=r"tiny did not compile \(nvcc's exit status (0, but no whole library|-9)\)"):
+        built(1)
+    nvcc.prepare("")
+    assert answer(built(1)) == 1 and left_in_tmp(root) == []
 
 
 @pytest.mark.parametrize("clock", [0, 4_000_000_000], ids=["1970", "2096"])

@@ -111,8 +111,9 @@ def test_a_directory_above_that_everyone_can_write_to(cache: Cache) -> None:
 def test_nothing_is_built_where_others_can_write(bits: int, cache: Cache) -> None:
     cache.root.mkdir()
     cache.root.chmod(bits)
-    with pytest.raises(CacheError, match="is not used: others can write to"), cache.lock(KEY, threading.Event()):
+    with pytest.raises(CacheError, match="is not used: others can write to") as caught, cache.lock(KEY, threading.Event()):
         pass
+    assert ("chmod" in str(caught.value)) == (bits != 0o1777), "a directory such as /tmp is to stay as it is"
 
 
 def test_a_link_is_followed_once(cache: Cache, tmp_path: Path) -> None:

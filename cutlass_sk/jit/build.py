@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -94,7 +95,8 @@ def compile_sources(sources: Sequence[Source], *, progress: bool | None = None) 
     missing = {key: source for key, source in zip(keys, sources, strict=True) if entries[key] is None}
     for key, source in missing.items():
         if isinstance(wrong := cache.inspect(key), str):
-            text = f"cutlass_sk: {cache.entry_path(key)} is damaged ({wrong}) and is not loaded; {source.name} is compiled again"
+            path = cache.entry_path(key)
+            text = f"cutlass_sk: {path} is damaged ({wrong}) and is not loaded: {source.name} has to be compiled again"
             warnings.warn(text, stacklevel=2)
     if missing:
         with show_progress(progress, len(missing)) as watch:
@@ -170,11 +172,12 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             seconds = time.monotonic() - start
             if status != 0 and (any(words in log for words in FULL_DISK) or disk_usage(directory).free < LITTLE_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if status != 0 or not (directory / LIBRARY).is_file():
+            if status != 0 or not _is_whole(directory / LIBRARY):
                 kept = cache.keep_failure(key, directory, log)
                 tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
                 raise CompileError(
-                    f"{source.name} did not compile (nvcc's exit status {status}); its source and log are kept as {kept}\n"
+                    f"{source.name} did not compile (nvcc's exit status {status}{'' if status else ', but no whole library'}); "
+                    f"its source and log are kept as {kept}\n"
                     f"command: {shlex.join(command)}\n{tail}",
                     command=shlex.join(command),
                     log=log,
@@ -190,6 +193,18 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             }
             metadata = Metadata(source.name, source.architecture, shlex.join(command), round(seconds, 3), versions)
             return cache.publish(key, directory, metadata)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is a file and a 64-bit ELF shared object up to the table of sections at its end."""
+    if library.is_symlink() or not library.is_file():
+        return False
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF\x02"):
+        return False
+    (table,), (entry_bytes, count) = struct.unpack_from("<Q", header, 0x28), struct.unpack_from("<HH", header, 0x3A)
+    return 0 < table <= library.stat().st_size - entry_bytes * count
 
 
 def _command(toolchain: Toolchain, architecture: str) -> list[str]:

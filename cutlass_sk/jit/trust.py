@@ -18,7 +18,7 @@ def require_private(root: Path, *inner: Path) -> None:
     for place in root.parents:  # with the sticky bit, as /tmp has it, only owners rename
         status = _status(place)
         if status is not None and status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            raise _refused(root, place, f"everyone can write to {place} (mode {stat.S_IMODE(status.st_mode):04o})", "o-w")
+            raise _refused(root, place, status, "everyone", "o-w")
     for place in (root, *inner):
         status = _status(place) if place is root else os.stat(place)
         if status is None:
@@ -29,16 +29,18 @@ def require_private(root: Path, *inner: Path) -> None:
                 f"(user {os.geteuid()}) nor root; {PRIVATE}"
             )
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise _refused(root, place, f"others can write to {place} (mode {stat.S_IMODE(status.st_mode):04o})", "go-w")
+            raise _refused(root, place, status, "others", "go-w")
 
 
 PRIVATE = "set CUTLASS_SK_CACHE_DIR to a directory that only you can write to"
 
 
-def _refused(root: Path, place: Path, why: str, change: str) -> CacheError:
+def _refused(root: Path, place: Path, status: os.stat_result, who: str, change: str) -> CacheError:
+    own = status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX  # /tmp is to stay as it is
+    command = f"`chmod {change} {shlex.quote(os.fspath(place))}` if nobody has put any there, else " if own else ""
     return CacheError(
-        f"the kernel cache {root} is not used: {why}, so that its kernels may be anybody's; if nobody has put any there, "
-        f"`chmod {change} {shlex.quote(os.fspath(place))}`, else {PRIVATE}"
+        f"the kernel cache {root} is not used: {who} can write to {place} (mode {stat.S_IMODE(status.st_mode):04o}), so that its "
+        f"kernels may be anybody's; {command}{PRIVATE}"
     )
 
 
