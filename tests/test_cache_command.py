@@ -136,6 +136,7 @@ def test_clear_removes_kernels_of_all_versions_and_nothing_else(cutlass_sk: Comm
     status, text, _ = cutlass_sk("cache", "clear")
     assert status == 0 and text.startswith("2 kernels removed") and names(cache) == []
     assert all(path.read_text() == "a user's" for path in strangers)
+    assert list((cache.root / "headers").iterdir()) == []
     assert list((cache.root / "failed").iterdir()) == [cache.root / "failed/notes.txt"]
 
 

@@ -16,8 +16,9 @@ from .. import __version__, calibration, env, extension
 from ..device import Device, real, resolve
 from ..errors import DeviceError, Error
 from ..generator.catalog import kernels
-from ..jit.cache import REMEDY, Cache
+from ..jit.cache import Cache
 from ..jit.key import SCHEMA
+from ..jit.root import REMEDY
 from ..jit.tidy import stored
 from ..jit.toolchain import CUTLASS_RELEASE, CUTLASS_REMEDY, find_toolchain
 from ..jit.trust import require_private

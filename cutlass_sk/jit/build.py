@@ -22,10 +22,11 @@ from .. import env
 from ..errors import CacheError, CompileError, DeviceError, ToolchainError, reason
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
-from .cache import LIBRARY, REMEDY, SOURCE, Cache, Entry, Metadata
+from .cache import LIBRARY, SOURCE, Cache, Entry, Metadata
 from .key import kernel_key
 from .lock import Cancelled
 from .progress import show_progress
+from .root import REMEDY
 from .toolchain import Toolchain, find_toolchain
 
 FLAGS = (
@@ -204,7 +205,7 @@ def _is_whole(library: Path) -> bool:
     if len(header) < 64 or not header.startswith(b"\x7fELF\x02"):
         return False
     (table,), (entry_bytes, count) = struct.unpack_from("<Q", header, 0x28), struct.unpack_from("<HH", header, 0x3A)
-    return 0 < table <= library.stat().st_size - entry_bytes * count
+    return bool(0 < table <= library.stat().st_size - entry_bytes * count)
 
 
 def _command(toolchain: Toolchain, architecture: str) -> list[str]:

@@ -18,16 +18,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import env
 from ..errors import CacheError, reason
 from .key import SCHEMA
 from .lock import file_lock
+from .root import REMEDY, cache_root
 from .trust import require_private
 
 LIBRARY, SOURCE, METADATA = "kernel.so", "kernel.cu", "entry.json"
 DAY_SECONDS = 86400.0
 PUBLISH_ATTEMPTS = 10
-REMEDY = "set CUTLASS_SK_CACHE_DIR to a directory that can be written"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Cache:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = Path(os.path.realpath(root or env.CACHE_DIR.get() or _default_root()))
+        self.root = cache_root() if root is None else Path(os.path.realpath(root))
 
     @property
     def _entries(self) -> Path:
@@ -247,18 +246,6 @@ def _note_use(entry: Entry) -> None:
         path = entry.path / METADATA
         if abs(time.time() - path.stat().st_mtime) > DAY_SECONDS:
             os.utime(path)
-
-
-def _default_root() -> Path:
-    from platformdirs import user_cache_path
-
-    try:
-        root = user_cache_path("cutlass_sk")
-    except RuntimeError as error:  # without HOME and without a user entry; some versions of platformdirs leave "~" as it is
-        raise CacheError(f"the user has no cache directory ({error}): {REMEDY}") from None
-    if not root.is_absolute():
-        raise CacheError(f"the user has no cache directory ({root} is not absolute): {REMEDY}")
-    return root
 
 
 @lru_cache(maxsize=1)

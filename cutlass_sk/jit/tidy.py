@@ -6,6 +6,7 @@ Only what has a cache's names is looked at and removed: whatever else lies in th
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CacheError, reason
-from .cache import DAY_SECONDS, METADATA, REMEDY, Cache, is_left_over
+from .cache import DAY_SECONDS, METADATA, Cache, is_left_over
+from .digest import HEADERS
 from .key import SCHEMA
 from .lock import file_lock
+from .root import REMEDY
 from .trust import require_private
 
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -131,11 +134,11 @@ def prune(cache: Cache, keep_days: float | None = None, max_bytes: int | None = 
 
 
 def clear(cache: Cache) -> Removed:
-    """Removes every entry, of all versions, and what failed builds left; what is being built stays. Raises CacheError, too."""
-    return _remove(cache, stored(cache), 0.0)
+    """Removes every entry, of all versions, and what failed builds left; what is being built stays. CacheError as for ``prune``."""
+    return _remove(cache, stored(cache), -math.inf)
 
 
-def _remove(cache: Cache, doomed: list[Stored], keep_failures_days: float | None) -> Removed:
+def _remove(cache: Cache, doomed: list[Stored], keep_rest_days: float | None) -> Removed:
     entries = nbytes = 0
     try:
         for one in doomed:
@@ -143,10 +146,11 @@ def _remove(cache: Cache, doomed: list[Stored], keep_failures_days: float | None
                 entries, nbytes = entries + 1, nbytes + freed
         for layout in _layouts(cache):
             nbytes += _sweep(layout)
-        for failure in (cache.root / "failed").glob("*"):
-            age_days = (time.time() - failure.lstat().st_mtime) / DAY_SECONDS
-            if KEY.fullmatch(failure.name) and keep_failures_days is not None and age_days >= keep_failures_days:
-                nbytes += _delete(failure, cache.root / str(SCHEMA)) or 0
+        for path in (path for folder in ("failed", HEADERS) for path in (cache.root / folder).glob("*")):
+            with suppress(FileNotFoundError):
+                age_days = (time.time() - path.lstat().st_mtime) / DAY_SECONDS
+                if KEY.fullmatch(path.name) and keep_rest_days is not None and age_days >= keep_rest_days:
+                    nbytes += _delete(path, cache.root / str(SCHEMA)) or 0
     except OSError as error:
         raise CacheError(f"the kernel cache {cache.root} cannot be tidied: {error}") from error
     return Removed(entries, nbytes)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .. import env, generator
 from ..errors import ToolchainError
-from .digest import headers_digest
+from .digest import headers_digest, remembered_headers_digest
 
 MINIMUM_RELEASE = (12, 3)
 """The oldest nvcc with which CUTLASS 4.2 enables all of its sm_90a instructions. The project is tested with 13.0."""
@@ -90,8 +90,8 @@ def _find_toolchain(chosen: Path | None, settings: tuple[str, ...], elsewhere: t
     nvcc, origin = _find_nvcc(chosen)
     host_compiler = _find_host_compiler()
     cutlass_version, cutlass_include = _find_cutlass()
-    with ThreadPoolExecutor(1) as reader:  # reads 27 MB while this thread waits for nvcc and the host compiler
-        cutlass_digest = reader.submit(headers_digest, *cutlass_include)
+    with ThreadPoolExecutor(1) as reader:  # while this thread waits for nvcc and the host compiler
+        cutlass_digest = reader.submit(remembered_headers_digest, *cutlass_include)
         version = _nvcc_version(nvcc, origin)
         cuda_libraries = _check_parts(nvcc, origin, host_compiler)
         host_version = _run([str(host_compiler), "--version"], "the host compiler").partition("\n")[0]
