@@ -37,6 +37,10 @@ class ToolchainError(Error, RuntimeError):
     """nvcc, the host compiler or the CUTLASS headers cannot be found or used."""
 
 
+class CacheError(Error, RuntimeError):
+    """The kernel cache cannot be written, or others can write to it, so that nothing is loaded from it."""
+
+
 class CompileError(Error, RuntimeError):
     """nvcc ran and failed.
 

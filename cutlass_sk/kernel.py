@@ -70,7 +70,7 @@ class Kernel:
             self._prepare = shared_object[abi.PREPARE]
             self._enqueue = shared_object[abi.ENQUEUE]
         except (OSError, AttributeError) as error:
-            raise KernelError(f"{library} cannot be loaded as a kernel: {error}") from error
+            raise KernelError(f"{library} cannot be loaded as a kernel: {error}{_remedy(library)}") from error
         self._describe.argtypes = [ctypes.POINTER(abi.DescriptionStruct)]
         pointers = (abi.ProblemStruct, abi.PlanStruct, abi.QueryStruct, abi.ResultStruct)
         self._query.argtypes = [ctypes.POINTER(struct) for struct in pointers]
@@ -186,7 +186,7 @@ def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
     """The binary of ``spec`` for ``sm_<architecture>``: loaded once per process, from the cache, or built.
 
     Threads that ask for one kernel wait for each other; different kernels build side by side. Raises DeviceError, ToolchainError
-    and CompileError as ``build`` does, and KernelError.
+    and CompileError as ``build`` does, CacheError, and KernelError.
     """
     spec = spec.binary
     key = (spec, architecture)
@@ -196,8 +196,26 @@ def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _kernels:
-            _kernels[key] = Kernel(build_one(spec, architecture).library)
+            _kernels[key] = _load(spec, architecture)
         return _kernels[key]
+
+
+def _load(spec: KernelSpec, architecture: str) -> Kernel:
+    library = build_one(spec, architecture).library
+    try:
+        return Kernel(library)
+    except KernelError:
+        if library.exists():
+            raise
+    return Kernel(build_one(spec, architecture).library)  # `cutlass-sk cache clear` was faster
+
+
+def _remedy(library: Path) -> str:
+    try:
+        noexec = os.statvfs(library).f_flag & os.ST_NOEXEC
+    except OSError:
+        return ""
+    return "; its filesystem is mounted noexec: set CUTLASS_SK_CACHE_DIR to a directory on another" if noexec else ""
 
 
 def _status_name(status: int) -> str:

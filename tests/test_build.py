@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_sk.errors import CompileError, DeviceError, ToolchainError
+from cutlass_sk.errors import CacheError, CompileError, DeviceError
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.jit.build import Source, build, compile_source, compile_sources
 from cutlass_sk.jit.cache import Cache
+from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 
 TEXT = '#include <cuda/std/utility>\n__global__ void nothing() {}\nextern "C" int answer() { return 42; }\n'
@@ -23,6 +24,7 @@ TEXT = '#include <cuda/std/utility>\n__global__ void nothing() {}\nextern "C" in
 BUILDER = """
 import sys
 from cutlass_sk.jit.build import Source, compile_sources
+from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 find_toolchain()
 print("ready", flush=True)
@@ -34,6 +36,7 @@ print(entries[0].library, flush=True)
 RACE = """
 import multiprocessing, os, sys
 from cutlass_sk.jit.build import compile_source
+from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 find_toolchain()
 context = multiprocessing.get_context("fork")  # so that only one process pays for the imports
@@ -103,7 +106,7 @@ def go(builder: subprocess.Popen[str]) -> None:
 
 
 def scratch_left(root: Path) -> list[Path]:
-    return list((root / "1/tmp").iterdir())
+    return list((root / str(SCHEMA) / "tmp").iterdir())
 
 
 def group_members(group: int) -> list[int]:
@@ -151,14 +154,16 @@ def test_something_in_the_place_of_the_cache_is_one_clear_error(root: Path) -> N
     entry = compile_source("tiny", TEXT, "90a")
     shutil.rmtree(entry.path.parent)
     entry.path.parent.write_text("not a directory")
-    with pytest.raises(ToolchainError, match="tiny cannot be built in the kernel cache"):
+    with pytest.raises(CacheError, match="tiny cannot be built in the kernel cache"):
         compile_source("tiny", TEXT, "90a")
 
 
 def test_damaged_library_is_built_again(nvcc: CountingNvcc) -> None:
     entry = compile_source("tiny", TEXT, "90a")
     os.truncate(entry.library, 1000)
-    assert compile_source("tiny", TEXT, "90a").library_bytes == entry.library.stat().st_size > 1000
+    with pytest.warns(UserWarning, match=r"is damaged \(kernel.so is not as it was written\).*tiny has to be compiled again"):
+        again = compile_source("tiny", TEXT, "90a")
+    assert again.library_bytes == entry.library.stat().st_size > 1000
     assert len(nvcc.process_ids()) == 2
 
 

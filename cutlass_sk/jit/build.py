@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
+import struct
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from .. import env
-from ..errors import CompileError, DeviceError, ToolchainError
+from ..errors import CacheError, CompileError, DeviceError, ToolchainError, reason
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
-from .cache import LIBRARY, REMEDY, SOURCE, Cache, Cancelled, Entry, Metadata
+from .cache import LIBRARY, SOURCE, Cache, Entry, Metadata
 from .key import kernel_key
+from .lock import Cancelled
 from .progress import show_progress
+from .root import REMEDY
 from .toolchain import Toolchain, find_toolchain
 
 FLAGS = (
@@ -38,6 +44,12 @@ FLAGS = (
 )
 LOG_TAIL_LINES = 30
 POLL_SECONDS = 0.02
+HIDDEN = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+"""Environment variables that decide what is compiled. The key does not see them, so nvcc must not either."""
+FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large", "File size limit exceeded")
+LITTLE_BYTES = 2**20
+"""With less free space than that, it is the disk's fault that nothing was compiled: ld dies of it without a word."""
+FULL_REMEDY = "free some space, as `cutlass-sk cache prune` does, or set CUTLASS_SK_CACHE_DIR to a directory with more"
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,11 @@ def compile_sources(sources: Sequence[Source], *, progress: bool | None = None) 
     keys = _keys(sources, toolchain)
     entries = {key: cache.lookup(key) for key in keys}
     missing = {key: source for key, source in zip(keys, sources, strict=True) if entries[key] is None}
+    for key, source in missing.items():
+        if isinstance(wrong := cache.inspect(key), str):
+            path = cache.entry_path(key)
+            text = f"cutlass_sk: {path} is damaged ({wrong}) and is not loaded: {source.name} has to be compiled again"
+            warnings.warn(text, stacklevel=2)
     if missing:
         with show_progress(progress, len(missing)) as watch:
             entries |= _compile_all(missing, cache, toolchain, watch)
@@ -138,29 +155,37 @@ def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cance
     try:
         return _compile_locked(key, source, cache, toolchain, cancelled)
     except OSError as error:  # a full disk, or something else than the cache's own files in its place
-        raise ToolchainError(f"{source.name} cannot be built in the kernel cache {cache.root}: {error}; {REMEDY}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise CacheError(
+            f"{source.name} cannot be built in the kernel cache {cache.root}: {reason(error)}; {FULL_REMEDY if full else REMEDY}"
+        ) from error
 
 
 def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
-    with cache.lock(key, cancelled):
+    with cache.lock(key, cancelled) as alone:
         if (entry := cache.lookup(key)) is not None:  # another process was faster
             return entry
-        with cache.scratch(key) as directory:
+        with cache.scratch(key, alone) as directory:
             (directory / SOURCE).write_text(source.text, encoding="utf-8")
             command = _command(toolchain, source.architecture)
             start = time.monotonic()
             status, log = _run(command, directory, cancelled)
             seconds = time.monotonic() - start
-            if status != 0 or not (directory / LIBRARY).is_file():
+            if status != 0 and (any(words in log for words in FULL_DISK) or disk_usage(directory).free < LITTLE_BYTES):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if status != 0 or not _is_whole(directory / LIBRARY):
                 kept = cache.keep_failure(key, directory, log)
                 tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
                 raise CompileError(
-                    f"{source.name} did not compile (nvcc's exit status {status}); its source and log are kept as {kept}\n"
+                    f"{source.name} did not compile (nvcc's exit status {status}{'' if status else ', but no whole library'}); "
+                    f"its source and log are kept as {kept}\n"
                     f"command: {shlex.join(command)}\n{tail}",
                     command=shlex.join(command),
                     log=log,
                     source=kept,
                 )
+            if _keys([source], toolchain.reread()) != [key]:
+                raise ToolchainError(f"headers changed while {source.name} was compiled, which is not kept; build it again")
             versions = {
                 "nvcc": toolchain.nvcc_version,
                 "host_compiler": toolchain.host_version,
@@ -169,6 +194,18 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             }
             metadata = Metadata(source.name, source.architecture, shlex.join(command), round(seconds, 3), versions)
             return cache.publish(key, directory, metadata)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is a file and a 64-bit ELF shared object up to the table of sections at its end."""
+    if library.is_symlink() or not library.is_file():
+        return False
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF\x02"):
+        return False
+    (table,), (entry_bytes, count) = struct.unpack_from("<Q", header, 0x28), struct.unpack_from("<HH", header, 0x3A)
+    return bool(0 < table <= library.stat().st_size - entry_bytes * count)
 
 
 def _command(toolchain: Toolchain, architecture: str) -> list[str]:
@@ -181,12 +218,11 @@ def _command(toolchain: Toolchain, architecture: str) -> list[str]:
 
 def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tuple[int, str]:
     """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
-    # The key does not see nvcc's own environment variables, so nvcc must not either.
-    environment = {name: value for name, value in os.environ.items() if name not in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")}
+    environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
-    log = directory / "log.txt"
+    environment["LC_ALL"] = "C"  # FULL_DISK is English
     with (
-        log.open("wb") as output,
+        os.fdopen(os.memfd_create("log"), "w+b") as output,  # in memory: the disk may be full
         subprocess.Popen(
             command,
             cwd=directory,
@@ -204,4 +240,5 @@ def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tup
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, log.read_text(encoding="utf-8", errors="replace")
+        output.seek(0)
+        return process.returncode, output.read().decode(errors="replace")
