@@ -12,7 +12,8 @@ from .functional import addmm, linear, matmul
 from .gemm import Gemm
 from .generator.spec import KernelSpec
 from .plan import Plan
+from .routing import override
 
 __version__ = "0.1.0"
 
-__all__ = ["Device", "Gemm", "KernelSpec", "Plan", "__version__", "addmm", "linear", "matmul", "nn", "supported_dtypes"]
+__all__ = ["Device", "Gemm", "KernelSpec", "Plan", "__version__", "addmm", "linear", "matmul", "nn", "override", "supported_dtypes"]

@@ -53,7 +53,7 @@ def matmul(
     Gradients are computed in the dtype of a and b.
     """
     if bias is None and type(a) is torch.Tensor and not is_compiling() and _undisturbed():
-        gemm = gemms.get((a.dtype, out_dtype if out is None or out_dtype is not None else out.dtype))
+        gemm = gemms.get((a.dtype, out_dtype if out is None or out_dtype is not None else getattr(out, "dtype", None)))
         if gemm is not None and (known := gemm._calls.repeat(a, b, out, 1.0, 0.0)) is not None:
             return known
     a, b = as_tensor("a", a), as_tensor("b", b)
