@@ -13,7 +13,21 @@ from .gemm import Gemm
 from .generator.spec import KernelSpec
 from .plan import Plan
 from .routing import override
+from .tracing import trace
 
 __version__ = "0.1.0"
 
-__all__ = ["Device", "Gemm", "KernelSpec", "Plan", "__version__", "addmm", "linear", "matmul", "nn", "override", "supported_dtypes"]
+__all__ = [
+    "Device",
+    "Gemm",
+    "KernelSpec",
+    "Plan",
+    "__version__",
+    "addmm",
+    "linear",
+    "matmul",
+    "nn",
+    "override",
+    "supported_dtypes",
+    "trace",
+]
