@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._C import (  # type: ignore[attr-defined,unused-ignore]
     _are_functorch_transforms_active,
+    _get_tracing_state,
     _is_any_autocast_enabled,
     _is_torch_function_mode_enabled,
     _len_torch_dispatch_stack,
@@ -119,15 +120,16 @@ def _repeated_linear(input: torch.Tensor, weight: Any, bias: Any) -> torch.Tenso
         return None
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
         return None
-    x = input if input.dim() == 2 else input.flatten(0, -2)
+    # Where gradients are switched off, views of what requires one do still.
+    x, y = (tensor.detach() if tensor.requires_grad else tensor for tensor in (input, weight))
+    x, y = x if x.dim() == 2 else x.flatten(0, -2), y.t()
     if bias is None:
-        made = gemm._calls.repeat(x, weight.t(), None, 1.0, 0.0)
-    elif bias.dim() == 1 and bias.shape[0] == weight.shape[0] and bias.dtype == x.dtype and bias.device == x.device:
-        out = x.new_empty(x.shape[0], weight.shape[0]).copy_(bias)
-        made = gemm._calls.repeat(x, weight.t(), out, 1.0, 1.0)
+        made = gemm._calls.repeat(x, y, None, 1.0, 0.0)
+    elif bias.dim() == 1 and bias.shape[0] == y.shape[1] and bias.dtype == x.dtype and bias.device == x.device:
+        made = gemm._calls.repeat(x, y, x.new_empty(x.shape[0], y.shape[1]).copy_(bias), 1.0, 1.0)
     else:
         return None
-    return made if made is None or x is input else made.view(*input.shape[:-1], made.shape[1])
+    return made if made is None or input.dim() == 2 else made.view(*input.shape[:-1], made.shape[1])
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor, out: Any, out_dtype: torch.dtype | None, bias: torch.Tensor | None) -> torch.Tensor:
@@ -196,6 +198,7 @@ def _undisturbed() -> bool:
         and not _is_torch_function_mode_enabled()
         and not _are_functorch_transforms_active()
         and not _is_any_autocast_enabled()
+        and not _get_tracing_state()
     )
 
 

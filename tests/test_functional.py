@@ -16,8 +16,9 @@ import torch
 import cutlass_sk
 from cutlass_sk import Gemm, addmm, linear, matmul
 from cutlass_sk.errors import DtypeError, OperandError
+from cutlass_sk.products import gemm_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
+pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors", "ignore::DeprecationWarning")
 DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -283,3 +284,65 @@ for _ in range(2):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+class Known:
+    """A table of calls that knows every one, and answers zeros."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor | None:
+        self.asked += 1
+        if type(a) is not torch.Tensor or a.requires_grad or b.requires_grad:
+            return None
+        return a.new_zeros(a.shape[0], b.shape[1]) if c is None else c.zero_()
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Known:
+    known = Known()
+    monkeypatch.setattr(gemm_of(torch.float64, None), "_calls", known)
+    return known
+
+
+def test_a_call_like_an_earlier_one_takes_no_way_round(table: Known) -> None:
+    a, b, bias = trits(4, 5) + 2, trits(5, 3) + 2, trits(3)
+    with torch.no_grad():
+        made = [
+            *(matmul(a, b), matmul(a, b, out=torch.ones(4, 3).double()), matmul(a, b, out_dtype=torch.float64)),
+            *(linear(a, b.t()), linear(a.view(2, 2, 5), torch.nn.Parameter(b.t())), linear(a, b.t(), bias)),
+        ]
+    assert not any(bool(x.any()) for x in made) and table.asked == len(made) and made[4].shape == (2, 2, 3)
+
+
+def test_whatever_is_in_force_is_never_passed_by(table: Known) -> None:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Dispatch(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Dispatch.seen += func is torch.ops.cutlass_sk.mm.default
+            return func(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Function.seen += func is torch.ops.cutlass_sk.mm
+            return func(*args, **(kwargs or {}))
+
+    a, b = trits(4, 5) + 2, trits(5, 3) + 2
+    with Dispatch():
+        matmul(a, b)
+    with Function():
+        matmul(a, b)
+        linear(a, b.t())
+    assert (Dispatch.seen, Function.seen) == (1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        traced = torch.jit.trace(matmul, (a, b))
+    assert "cutlass_sk::mm" in str(traced.graph)
+    assert matmul(a.requires_grad_(), b).requires_grad and linear(a, b.t()).requires_grad
