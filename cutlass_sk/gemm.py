@@ -263,7 +263,10 @@ class Gemm:
     ) -> torch.Tensor:
         from . import reference
 
-        _say_once("cutlass_sk: CPU tensors are multiplied by the reference, which executes the plan step by step and is slow")
+        _say_once(
+            "cutlass_sk: CPU tensors are multiplied by the reference, which executes the plan step by step and is slow; "
+            "torch.from_dlpack(x).cuda() moves tensors and arrays to a GPU"
+        )
         (m, k), n = a.shape, b.shape[1]
         if c is None:
             c = torch.empty(m, n, dtype=self.out_dtype, device="cpu")

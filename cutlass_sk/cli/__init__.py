@@ -23,9 +23,10 @@ from .model import model
 from .plan import plan
 from .run import run
 from .schedule import schedule
+from .trace import trace
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (doctor, plan, explain, schedule, model, run, build, calibrate, demo):
+for command in (doctor, plan, explain, schedule, model, trace, run, build, calibrate, demo):
     app.command()(command)
 app.add_typer(cache, name="cache")
 
