@@ -77,6 +77,12 @@ CALIBRATION = Variable[Path | None](
     None,
     "Absolute path of a calibration to plan with, read once in a process; default: the user's own for the GPU, else a shipped one.",
 )
+PREBUILT_DIR = Variable[Path | None](
+    "CUTLASS_SK_PREBUILT_DIR",
+    _absolute_path,
+    None,
+    "Absolute path of the folder of kernels that came compiled, from cutlass-sk build -o; default: those in the installed package.",
+)
 
 VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (
     CACHE_DIR,
@@ -85,4 +91,5 @@ VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], 
     PDL,
     DEBUG,
     CALIBRATION,
+    PREBUILT_DIR,
 )

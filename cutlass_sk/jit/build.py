@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -37,17 +38,32 @@ FLAGS = (
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique",
     "-Xlinker=--strip-all",  # 0.3 of 1 MB for a small kernel
 )
+OF_A_LIBRARY = ("-shared", "-Xlinker=--strip-all")
+"""Those of FLAGS that link."""
+
 LOG_TAIL_LINES = 30
 POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Source:
-    """CUDA C++ to compile: a name for people, the text, and the target, ``sm_<architecture>``."""
+    """CUDA C++ to compile: a name for people, the text, and the target, ``sm_<architecture>``.
+
+    suffix   what the names of the kernel's functions end in. With one, an object comes out instead of a shared object, to be linked
+             with others; it is the same bytes wherever it is compiled.
+    """
 
     name: str
     text: str
     architecture: str
+    suffix: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """nvcc's options, without target and directories."""
+        if not self.suffix:
+            return FLAGS
+        return (*(flag for flag in FLAGS if flag not in OF_A_LIBRARY), "-c", f"-DCUTLASS_SK_SUFFIX={self.suffix}")
 
 
 def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progress: bool | None = None) -> list[Entry]:
@@ -59,12 +75,16 @@ def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progr
     Raises DeviceError for a target that a spec cannot be built for, ToolchainError, and CompileError for the first kernel that
     fails (compilations under way are then stopped; what is finished stays in the cache).
     """
+    return compile_sources(sources(specs, architecture), progress=progress)
+
+
+def sources(specs: Sequence[KernelSpec], architecture: str | None = None) -> list[Source]:
+    """What ``build`` compiles. Raises DeviceError as it does."""
     from ..generator.emit import emit  # here, because it imports cutlass_library
 
     specs = [spec.binary for spec in specs]
     targets = [_target(spec, architecture) for spec in specs]
-    sources = [Source(spec.name, emit(spec), target) for spec, target in zip(specs, targets, strict=True)]
-    return compile_sources(sources, progress=progress)
+    return [Source(spec.name, emit(spec), target) for spec, target in zip(specs, targets, strict=True)]
 
 
 def build_one(spec: KernelSpec, architecture: str | None = None, *, progress: bool | None = None) -> Entry:
@@ -96,7 +116,7 @@ def lookup_sources(sources: Sequence[Source]) -> list[Entry | None]:
 
 
 def _keys(sources: Sequence[Source], toolchain: Toolchain) -> list[str]:
-    return [kernel_key(source.text, FLAGS, toolchain, source.architecture) for source in sources]
+    return [kernel_key(source.text, source.flags, toolchain, source.architecture) for source in sources]
 
 
 def _target(spec: KernelSpec, architecture: str | None) -> str:
@@ -150,7 +170,7 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             (directory / SOURCE).write_text(source.text, encoding="utf-8")
             if lean.suits(source.text):
                 lean.write(toolchain.cutlass_include[0], directory)
-            command = _command(toolchain, source.architecture)
+            command = _command(toolchain, source)
             start = time.monotonic()
             status, log = _run(command, directory, cancelled)
             seconds = time.monotonic() - start
@@ -164,6 +184,8 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
                     log=log,
                     source=kept,
                 )
+            if source.suffix:
+                _settle_names(directory / LIBRARY, key)
             versions = {
                 "nvcc": toolchain.nvcc_version,
                 "host_compiler": toolchain.host_version,
@@ -174,12 +196,20 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             return cache.publish(key, directory, metadata)
 
 
-def _command(toolchain: Toolchain, architecture: str) -> list[str]:
+MODULE_NAME = re.compile(rb"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_\d+_kernel_cu_)")
+
+
+def _settle_names(compiled: Path, key: str) -> None:
+    """Replaces what nvcc puts into names of internal symbols, a hash of the working directory's path, by some of ``key``."""
+    compiled.write_bytes(MODULE_NAME.sub(rb"\g<1>" + key[:8].encode(), compiled.read_bytes()))
+
+
+def _command(toolchain: Toolchain, source: Source) -> list[str]:
     """nvcc's command line, for a working directory that holds the source, and the headers of ``lean`` where it takes them."""
-    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    target = f"-gencode=arch=compute_{source.architecture},code=sm_{source.architecture}"
     includes = (f"-I{directory}" for directory in (lean.DIRECTORY, toolchain.own_include, *toolchain.cutlass_include))
     tools = (f"-ccbin={toolchain.host_compiler}", f"-L{toolchain.cuda_libraries}")
-    return [str(toolchain.nvcc), *FLAGS, target, *includes, *tools, "-o", LIBRARY, SOURCE]
+    return [str(toolchain.nvcc), *source.flags, target, *includes, *tools, "-o", LIBRARY, SOURCE]
 
 
 def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tuple[int, str]:
