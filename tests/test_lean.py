@@ -11,7 +11,7 @@ import pytest
 from cutlass_sk.generator import families
 from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.jit import lean
-from cutlass_sk.jit.build import OF_A_LIBRARY, _command, sources
+from cutlass_sk.jit.build import OF_A_LIBRARY, command_line, sources
 from cutlass_sk.jit.toolchain import find_toolchain
 
 ARCH = """\
@@ -119,7 +119,7 @@ def test_the_machine_code_is_the_same(tmp_path: Path) -> None:
         (folder / "kernel.cu").write_text(source.text)
         if name == "lean":
             lean.write(toolchain.cutlass_include[0], folder)
-        command = [word for word in _command(toolchain, source) if word not in OF_A_LIBRARY]
+        command = [word for word in command_line(toolchain, source) if word not in OF_A_LIBRARY]
         command = [*command[: command.index("-o")], "-cubin", "-o", "kernel.cubin", "kernel.cu"]
         subprocess.run(command, cwd=folder, check=True, timeout=250)
         # nvcc names a module by where it was compiled.

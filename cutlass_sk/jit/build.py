@@ -170,7 +170,7 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             (directory / SOURCE).write_text(source.text, encoding="utf-8")
             if lean.suits(source.text):
                 lean.write(toolchain.cutlass_include[0], directory)
-            command = _command(toolchain, source)
+            command = command_line(toolchain, source)
             start = time.monotonic()
             status, log = _run(command, directory, cancelled)
             seconds = time.monotonic() - start
@@ -204,7 +204,7 @@ def _settle_names(compiled: Path, key: str) -> None:
     compiled.write_bytes(MODULE_NAME.sub(rb"\g<1>" + key[:8].encode(), compiled.read_bytes()))
 
 
-def _command(toolchain: Toolchain, source: Source) -> list[str]:
+def command_line(toolchain: Toolchain, source: Source) -> list[str]:
     """nvcc's command line, for a working directory that holds the source, and the headers of ``lean`` where it takes them."""
     target = f"-gencode=arch=compute_{source.architecture},code=sm_{source.architecture}"
     includes = (f"-I{directory}" for directory in (lean.DIRECTORY, toolchain.own_include, *toolchain.cutlass_include))
