@@ -19,7 +19,7 @@ from .. import env
 from ..errors import CompileError, DeviceError, ToolchainError
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
-from . import lean
+from . import lean, passes
 from .cache import LIBRARY, REMEDY, SOURCE, Cache, Cancelled, Entry, Metadata
 from .key import kernel_key
 from .progress import show_progress
@@ -50,7 +50,7 @@ class Source:
     """CUDA C++ to compile: a name for people, the text, and the target, ``sm_<architecture>``.
 
     suffix   what the names of the kernel's functions end in. With one, an object comes out instead of a shared object, to be linked
-             with others; it is the same bytes wherever it is compiled.
+             with others: to the same bytes, wherever it was compiled.
     """
 
     name: str
@@ -135,12 +135,13 @@ Watch = Callable[[str], AbstractContextManager[None]]
 
 def _compile_all(missing: dict[str, Source], cache: Cache, toolchain: Toolchain, watch: Watch) -> dict[str, Entry]:
     cancelled = threading.Event()
+    jobs = env.JOBS.get() or os.cpu_count() or 1
+    side_by_side = jobs >= 2 * len(missing)  # else other kernels keep the processors busy
 
     def compile_one(key: str, source: Source) -> Entry:
         with watch(source.name):
-            return _compile(key, source, cache, toolchain, cancelled)
+            return _compile(key, source, cache, toolchain, cancelled, side_by_side)
 
-    jobs = env.JOBS.get() or os.cpu_count() or 1
     with ThreadPoolExecutor(min(jobs, len(missing)), thread_name_prefix="cutlass_sk_build") as pool:
         futures = {key: pool.submit(compile_one, key, source) for key, source in missing.items()}
         try:
@@ -155,14 +156,16 @@ def _compile_all(missing: dict[str, Source], cache: Cache, toolchain: Toolchain,
     return {key: future.result() for key, future in futures.items()}
 
 
-def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
+def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event, side_by_side: bool) -> Entry:
     try:
-        return _compile_locked(key, source, cache, toolchain, cancelled)
+        return _compile_locked(key, source, cache, toolchain, cancelled, side_by_side)
     except OSError as error:  # a full disk, or something else than the cache's own files in its place
         raise ToolchainError(f"{source.name} cannot be built in the kernel cache {cache.root}: {error}; {REMEDY}") from error
 
 
-def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
+def _compile_locked(
+    key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event, side_by_side: bool
+) -> Entry:
     with cache.lock(key, cancelled):
         if (entry := cache.lookup(key)) is not None:  # another process was faster
             return entry
@@ -172,9 +175,9 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
                 lean.write(toolchain.cutlass_include[0], directory)
             command = command_line(toolchain, source)
             start = time.monotonic()
-            status, log = _run(command, directory, cancelled)
+            status, log = _nvcc(command, directory, key, cancelled, side_by_side)
             seconds = time.monotonic() - start
-            if status != 0 or not (directory / LIBRARY).is_file():
+            if status != 0:
                 kept = cache.keep_failure(key, directory, log)
                 tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
                 raise CompileError(
@@ -196,12 +199,13 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             return cache.publish(key, directory, metadata)
 
 
-MODULE_NAME = re.compile(rb"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_\d+_kernel_cu_)")
+MODULE_NAME = re.compile(rb"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(_\d+_kernel_cu_)[0-9a-f]{8}")
 
 
 def _settle_names(compiled: Path, key: str) -> None:
     """Replaces what nvcc puts into names of internal symbols, a hash of the working directory's path, by some of ``key``."""
-    compiled.write_bytes(MODULE_NAME.sub(rb"\g<1>" + key[:8].encode(), compiled.read_bytes()))
+    name = rb"\g<1>" + key[:8].encode() + rb"\g<2>" + key[8:16].encode()
+    compiled.write_bytes(MODULE_NAME.sub(name, compiled.read_bytes()))
 
 
 def command_line(toolchain: Toolchain, source: Source) -> list[str]:
@@ -212,11 +216,23 @@ def command_line(toolchain: Toolchain, source: Source) -> list[str]:
     return [str(toolchain.nvcc), *source.flags, target, *includes, *tools, "-o", LIBRARY, SOURCE]
 
 
-def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tuple[int, str]:
-    """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
+def _nvcc(command: list[str], directory: Path, key: str, cancelled: threading.Event, side_by_side: bool) -> tuple[int, str]:
+    """Exit status, 0 only if LIBRARY is there, and output of nvcc's ``command``, run in ``directory``."""
     # The key does not see nvcc's own environment variables, so nvcc must not either.
     environment = {name: value for name, value in os.environ.items() if name not in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")}
     environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
+    if side_by_side and (found := passes.script(command, directory, environment, key)) is not None:
+        script, with_variables = found
+        status, log = _run(["/bin/sh", "-c", script], directory, with_variables, cancelled)
+        if status == 0 and (directory / LIBRARY).is_file():
+            return status, log
+        # Whatever the reason is: nvcc by itself says it as nvcc does, or does without.
+    status, log = _run(command, directory, environment, cancelled)
+    return status or int(not (directory / LIBRARY).is_file()), log
+
+
+def _run(command: list[str], directory: Path, environment: dict[str, str], cancelled: threading.Event) -> tuple[int, str]:
+    """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
     log = directory / "log.txt"
     with (
         log.open("wb") as output,

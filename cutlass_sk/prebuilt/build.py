@@ -35,7 +35,7 @@ def build_library(specs: Sequence[KernelSpec], architecture: str, folder: Path, 
     toolchain = find_toolchain()
     objects = compile_sources([_object(source) for source in sources(specs, architecture)], progress=progress)
     library = folder / f"{dtype}_{out_dtype}_{architecture}.so"
-    data = _linked(objects, toolchain)
+    data = linked(objects, toolchain)
     described = Library(
         file=library.name,
         architecture=architecture,
@@ -61,7 +61,7 @@ def _object(source: Source) -> Source:
     return Source(source.name, source.text, source.architecture, suffix(source.name))
 
 
-def _linked(objects: Sequence[Entry], toolchain: Toolchain) -> bytes:
+def linked(objects: Sequence[Entry], toolchain: Toolchain) -> bytes:
     """A shared object of ``objects`` and one CUDA run time. Nothing in it says where or when it was made."""
     with TemporaryDirectory(prefix="cutlass_sk-") as place:
         names = []
