@@ -77,6 +77,12 @@ CALIBRATION = Variable[Path | None](
     None,
     "Absolute path of a calibration to plan with, read once in a process; default: the user's own for the GPU, else a shipped one.",
 )
+PREBUILT_DIR = Variable[Path | None](
+    "CUTLASS_SK_PREBUILT_DIR",
+    _absolute_path,
+    None,
+    "Absolute path of the folder of kernels that came compiled, from cutlass-sk build -o; default: those in the installed package.",
+)
 
 CUDA_HOME = Variable[str](
     "CUDA_HOME", str, "", "Directory of a CUDA toolkit, whose bin/nvcc is used where CUTLASS_SK_NVCC is not set."
@@ -94,6 +100,7 @@ VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool] |
     CUDA_HOME,
     CUDA_PATH,
     NVCC_CCBIN,
+    PREBUILT_DIR,
 )
 
 PREFIX = "CUTLASS_SK_"

@@ -51,13 +51,15 @@ for process in processes: process.join()
 
 
 class CountingNvcc:
-    """A wrapper around nvcc, chosen through CUTLASS_SK_NVCC: logs each compilation's process id and TMPDIR, and may then hang."""
+    """A wrapper around nvcc, chosen through CUTLASS_SK_NVCC: logs each compilation's process id and TMPDIR, and may then hang.
+
+    It does not say what it would run, so that it is what runs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log, self.hang = folder / "compilations", folder / "hang"
         path = folder / "nvcc"
         path.write_text(
-            f'#!/bin/sh\ncase "$*" in *-shared*) echo $$ $(cd "$TMPDIR" && pwd) >> "{self.log}"\n'
+            f'#!/bin/sh\ncase "$*" in *-shared*--dryrun*) exit 1;; *-shared*) echo $$ $(cd "$TMPDIR" && pwd) >> "{self.log}"\n'
             f'test -e "{self.hang}" && sleep 60;; esac\n'
             f'exec "{find_toolchain().nvcc}" "$@"\n'
         )

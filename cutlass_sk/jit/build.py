@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import signal
 import struct
@@ -22,6 +23,7 @@ from .. import env
 from ..errors import CacheError, CompileError, DeviceError, ToolchainError, reason
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
+from . import lean, passes
 from .cache import LIBRARY, SOURCE, Cache, Entry, Metadata
 from .key import kernel_key
 from .lock import Cancelled
@@ -42,6 +44,9 @@ FLAGS = (
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique",
     "-Xlinker=--strip-all",  # 0.3 of 1 MB for a small kernel
 )
+OF_A_LIBRARY = ("-shared", "-Xlinker=--strip-all")
+"""Those of FLAGS that link."""
+
 LOG_TAIL_LINES = 30
 POLL_SECONDS = 0.02
 HIDDEN = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
@@ -54,11 +59,23 @@ FULL_REMEDY = "free some space, as `cutlass-sk cache prune` does, or set CUTLASS
 
 @dataclass(frozen=True)
 class Source:
-    """CUDA C++ to compile: a name for people, the text, and the target, ``sm_<architecture>``."""
+    """CUDA C++ to compile: a name for people, the text, and the target, ``sm_<architecture>``.
+
+    suffix   what the names of the kernel's functions end in. With one, an object comes out instead of a shared object, to be linked
+             with others: to the same bytes, wherever it was compiled.
+    """
 
     name: str
     text: str
     architecture: str
+    suffix: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """nvcc's options, without target and directories."""
+        if not self.suffix:
+            return FLAGS
+        return (*(flag for flag in FLAGS if flag not in OF_A_LIBRARY), "-c", f"-DCUTLASS_SK_SUFFIX={self.suffix}")
 
 
 def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progress: bool | None = None) -> list[Entry]:
@@ -70,12 +87,16 @@ def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progr
     Raises DeviceError for a target that a spec cannot be built for, ToolchainError, and CompileError for the first kernel that
     fails (compilations under way are then stopped; what is finished stays in the cache).
     """
+    return compile_sources(sources(specs, architecture), progress=progress)
+
+
+def sources(specs: Sequence[KernelSpec], architecture: str | None = None) -> list[Source]:
+    """What ``build`` compiles. Raises DeviceError as it does."""
     from ..generator.emit import emit  # here, because it imports cutlass_library
 
     specs = [spec.binary for spec in specs]
     targets = [_target(spec, architecture) for spec in specs]
-    sources = [Source(spec.name, emit(spec), target) for spec, target in zip(specs, targets, strict=True)]
-    return compile_sources(sources, progress=progress)
+    return [Source(spec.name, emit(spec), target) for spec, target in zip(specs, targets, strict=True)]
 
 
 def build_one(spec: KernelSpec, architecture: str | None = None, *, progress: bool | None = None) -> Entry:
@@ -112,7 +133,7 @@ def lookup_sources(sources: Sequence[Source]) -> list[Entry | None]:
 
 
 def _keys(sources: Sequence[Source], toolchain: Toolchain) -> list[str]:
-    return [kernel_key(source.text, FLAGS, toolchain, source.architecture) for source in sources]
+    return [kernel_key(source.text, source.flags, toolchain, source.architecture) for source in sources]
 
 
 def _target(spec: KernelSpec, architecture: str | None) -> str:
@@ -131,12 +152,13 @@ Watch = Callable[[str], AbstractContextManager[None]]
 
 def _compile_all(missing: dict[str, Source], cache: Cache, toolchain: Toolchain, watch: Watch) -> dict[str, Entry]:
     cancelled = threading.Event()
+    jobs = env.JOBS.get() or os.cpu_count() or 1
+    side_by_side = jobs >= 2 * len(missing)  # else other kernels keep the processors busy
 
     def compile_one(key: str, source: Source) -> Entry:
         with watch(source.name):
-            return _compile(key, source, cache, toolchain, cancelled)
+            return _compile(key, source, cache, toolchain, cancelled, side_by_side)
 
-    jobs = env.JOBS.get() or os.cpu_count() or 1
     with ThreadPoolExecutor(min(jobs, len(missing)), thread_name_prefix="cutlass_sk_build") as pool:
         futures = {key: pool.submit(compile_one, key, source) for key, source in missing.items()}
         try:
@@ -151,9 +173,9 @@ def _compile_all(missing: dict[str, Source], cache: Cache, toolchain: Toolchain,
     return {key: future.result() for key, future in futures.items()}
 
 
-def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
+def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event, side_by_side: bool) -> Entry:
     try:
-        return _compile_locked(key, source, cache, toolchain, cancelled)
+        return _compile_locked(key, source, cache, toolchain, cancelled, side_by_side)
     except OSError as error:  # a full disk, or something else than the cache's own files in its place
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise CacheError(
@@ -161,15 +183,19 @@ def _compile(key: str, source: Source, cache: Cache, toolchain: Toolchain, cance
         ) from error
 
 
-def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event) -> Entry:
+def _compile_locked(
+    key: str, source: Source, cache: Cache, toolchain: Toolchain, cancelled: threading.Event, side_by_side: bool
+) -> Entry:
     with cache.lock(key, cancelled) as alone:
         if (entry := cache.lookup(key)) is not None:  # another process was faster
             return entry
         with cache.scratch(key, alone) as directory:
             (directory / SOURCE).write_text(source.text, encoding="utf-8")
-            command = _command(toolchain, source.architecture)
+            if lean.suits(source.text):
+                lean.write(toolchain.cutlass_include[0], directory)
+            command = command_line(toolchain, source)
             start = time.monotonic()
-            status, log = _run(command, directory, cancelled)
+            status, log = _nvcc(command, directory, key, cancelled, side_by_side)
             seconds = time.monotonic() - start
             if status != 0 and (any(words in log for words in FULL_DISK) or disk_usage(directory).free < LITTLE_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -186,6 +212,8 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
                 )
             if _keys([source], toolchain.reread()) != [key]:
                 raise ToolchainError(f"headers changed while {source.name} was compiled, which is not kept; build it again")
+            if source.suffix:
+                _settle_names(directory / LIBRARY, key)
             versions = {
                 "nvcc": toolchain.nvcc_version,
                 "host_compiler": toolchain.host_version,
@@ -208,19 +236,39 @@ def _is_whole(library: Path) -> bool:
     return bool(0 < table <= library.stat().st_size - entry_bytes * count)
 
 
-def _command(toolchain: Toolchain, architecture: str) -> list[str]:
-    """nvcc's command line, for a working directory that holds the source."""
-    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    includes = (f"-I{directory}" for directory in (toolchain.own_include, *toolchain.cutlass_include))
+MODULE_NAME = re.compile(rb"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(_\d+_kernel_cu_)[0-9a-f]{8}")
+
+
+def _settle_names(compiled: Path, key: str) -> None:
+    """Replaces what nvcc puts into names of internal symbols, a hash of the working directory's path, by some of ``key``."""
+    name = rb"\g<1>" + key[:8].encode() + rb"\g<2>" + key[8:16].encode()
+    compiled.write_bytes(MODULE_NAME.sub(name, compiled.read_bytes()))
+
+
+def command_line(toolchain: Toolchain, source: Source) -> list[str]:
+    """nvcc's command line, for a working directory that holds the source, and the headers of ``lean`` where it takes them."""
+    target = f"-gencode=arch=compute_{source.architecture},code=sm_{source.architecture}"
+    includes = (f"-I{directory}" for directory in (lean.DIRECTORY, toolchain.own_include, *toolchain.cutlass_include))
     tools = (f"-ccbin={toolchain.host_compiler}", f"-L{toolchain.cuda_libraries}")
-    return [str(toolchain.nvcc), *FLAGS, target, *includes, *tools, "-o", LIBRARY, SOURCE]
+    return [str(toolchain.nvcc), *source.flags, target, *includes, *tools, "-o", LIBRARY, SOURCE]
 
 
-def _run(command: list[str], directory: Path, cancelled: threading.Event) -> tuple[int, str]:
-    """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
+def _nvcc(command: list[str], directory: Path, key: str, cancelled: threading.Event, side_by_side: bool) -> tuple[int, str]:
+    """Exit status and output of nvcc's ``command``, run in ``directory``."""
     environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
-    environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
     environment["LC_ALL"] = "C"  # FULL_DISK is English
+    environment["TMPDIR"] = "."  # nvcc hands it to a shell: a path of quotes and dollar signs must not get there
+    if side_by_side and (found := passes.script(command, directory, environment, key)) is not None:
+        script, with_variables = found
+        status, log = _run(["/bin/sh", "-c", script], directory, with_variables, cancelled)
+        if status == 0 and (directory / LIBRARY).is_file():
+            return status, log
+        # Whatever the reason is: nvcc by itself says it as nvcc does, or does without.
+    return _run(command, directory, environment, cancelled)
+
+
+def _run(command: list[str], directory: Path, environment: dict[str, str], cancelled: threading.Event) -> tuple[int, str]:
+    """Exit status and output of ``command``, run in ``directory``; it and its children are killed if anything interrupts."""
     with (
         os.fdopen(os.memfd_create("log"), "w+b") as output,  # in memory: the disk may be full
         subprocess.Popen(
