@@ -15,7 +15,7 @@ from cutlass_sk.cli.size import Usage, cuobjdump, device_code_bytes, usage
 from cutlass_sk.ensemble import installed
 from cutlass_sk.ensemble.manifest import manifest
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
-from cutlass_sk.errors import ToolchainError
+from cutlass_sk.errors import CacheError, ToolchainError
 from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.generator.spec import SHORT_NAME, KernelSpec, Layout
 from cutlass_sk.jit.build import Source, compile_sources, lookup_sources
@@ -155,7 +155,7 @@ def weigh(name: Name, request: Request, *, build: bool = False) -> Library:
     note = ""
     try:
         entries: Sequence[Entry | None] = compile_sources(sources) if build else lookup_sources(sources)
-    except ToolchainError as error:
+    except (CacheError, ToolchainError) as error:
         if build:
             raise
         entries, note = [None] * len(sources), f"not built, and cannot be here: {error}"
