@@ -235,6 +235,10 @@ def test_arrays_are_taken_without_a_copy() -> None:
     assert torch.equal(addmm(np.ones(4), x, y), a @ b + 1)
     with pytest.raises(OperandError, match=r"a is a numpy\.ndarray that torch cannot share"):
         matmul(np.array(["x"]), b)
+    with pytest.raises(
+        OperandError, match=r"a is a numpy\.ndarray with negative strides \(-40, 8\), which torch lacks; pass a copy"
+    ):
+        matmul(x[::-1], b)
     with pytest.raises(OperandError, match=r"torch\.from_dlpack\(a\)"):
         Gemm("float64").run(x, b)  # type: ignore[arg-type]
 
