@@ -290,6 +290,18 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_a_refused_call_leaves_an_empty_out_empty() -> None:
+    for a, b, out, bias in (
+        (trits(2, 3), trits(3, 4), torch.empty(0), None),
+        (trits(2, 3).float(), trits(3, 4).float(), torch.empty(0), None),
+        (trits(2, 3), trits(3, 4), torch.empty(0).double(), trits(5)),
+        (trits(2, 3), trits(3, 4).half(), torch.empty(0).double(), None),
+    ):
+        with pytest.raises((DtypeError, OperandError)):
+            matmul(a, b, out=out, bias=bias)
+        assert out.shape == (0,)
+
+
 class Known:
     """A table of calls that knows every one, and answers zeros."""
 
