@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch._C import (  # type: ignore[attr-defined,unused-ignore]
     _are_functorch_transforms_active,
-    _get_tracing_state,
     _is_any_autocast_enabled,
     _is_torch_function_mode_enabled,
+    _is_tracing,
     _len_torch_dispatch_stack,
 )
 from torch.autograd import forward_ad
@@ -201,7 +201,7 @@ def _undisturbed() -> bool:
         and not _is_torch_function_mode_enabled()
         and not _are_functorch_transforms_active()
         and not _is_any_autocast_enabled()
-        and not _get_tracing_state()
+        and not _is_tracing()
     )
 
 
