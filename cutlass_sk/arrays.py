@@ -17,16 +17,28 @@ def as_tensor(name: str, array: Any) -> torch.Tensor:
     """
     if isinstance(array, torch.Tensor):
         return array
+    strides = getattr(array, "strides", None) or getattr(array, "__cuda_array_interface__", {}).get("strides")
+    if isinstance(strides, tuple) and any(stride < 0 for stride in strides):  # torch.from_dlpack would end the process
+        raise OperandError(f"{name} is a {_kind(array)} with negative strides {strides}, which torch lacks; pass a copy of it")
     try:
         if hasattr(array, "__dlpack__"):
             return from_dlpack(array)
         if hasattr(array, "__cuda_array_interface__"):
-            return torch.as_tensor(array, device="cuda")
+            return _of_interface(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise OperandError(
             f"{name} is a {_kind(array)} that torch cannot share ({error}); pass a contiguous, writable one"
         ) from None
     raise OperandError(f"{name} is a {_kind(array)}; pass a torch.Tensor, or an array with __dlpack__ or __cuda_array_interface__")
+
+
+def _of_interface(array: Any) -> torch.Tensor:
+    """The current stream waits for the array's, as version 3 of the interface asks of consumers."""
+    made = torch.as_tensor(array, device="cuda")
+    stream = array.__cuda_array_interface__.get("stream")
+    if stream:
+        torch.cuda.current_stream(made.device).wait_stream(torch.cuda.ExternalStream(stream, device=made.device))
+    return made
 
 
 def _kind(array: Any) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch._C import (  # type: ignore[attr-defined,unused-ignore]
     _are_functorch_transforms_active,
-    _get_tracing_state,
     _is_any_autocast_enabled,
     _is_torch_function_mode_enabled,
+    _is_tracing,
     _len_torch_dispatch_stack,
 )
 from torch.autograd import forward_ad
@@ -92,6 +92,7 @@ def addmm(
         return ops.addmm(input, a, b, beta, alpha)
     target = _target(out, shape, None, input, a, b)
     _check_dtypes("input", input, a, b, target.dtype)
+    _resized(target, shape, a.dtype)
     ops.addmm_out(input, a, b, target, beta, alpha)
     return target
 
@@ -149,6 +150,8 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, out: Any, out_dtype: torch.dtype |
     _check_dtypes("bias", bias, a, b, out_dtype or a.dtype)
     if bias is not None:
         _check_broadcast("bias", bias, shape)
+    if target is not None:
+        _resized(target, shape, a.dtype)
     if y.dim() > 2 and any(size != 1 for size in y.shape[:-2]):
         return _batches(ops, x, y, (*batch, rows, columns), shape, target, out_dtype, bias)
     if y.dim() > 2:
@@ -198,7 +201,7 @@ def _undisturbed() -> bool:
         and not _is_torch_function_mode_enabled()
         and not _are_functorch_transforms_active()
         and not _is_any_autocast_enabled()
-        and not _get_tracing_state()
+        and not _is_tracing()
     )
 
 
@@ -213,17 +216,22 @@ def _operators(*tensors: torch.Tensor) -> Operators:
 
 
 def _target(out: Any, shape: tuple[int, ...], out_dtype: torch.dtype | None, *inputs: torch.Tensor) -> torch.Tensor:
-    """``out`` as a tensor of this shape, or what is wrong with it."""
+    """``out`` as a tensor, of this shape or to be resized; or what is wrong with it."""
     target = as_tensor("out", out)
     if out_dtype is not None and target.dtype != out_dtype:
         raise DtypeError(f"out is {target.dtype}, and out_dtype is {out_dtype}; leave one of them away")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, target)):
         raise OperandError("out= records no gradient, and an operand or out requires grad; leave out= away, or use torch.no_grad()")
-    if tuple(target.shape) != tuple(shape):
-        if target.numel():
-            raise OperandError(f"out must be {tuple(shape)} or have no elements; it is {tuple(target.shape)}")
-        target.resize_(shape)
+    if target.numel() and tuple(target.shape) != tuple(shape):
+        raise OperandError(f"out must be {tuple(shape)} or have no elements; it is {tuple(target.shape)}")
     return target
+
+
+def _resized(target: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The last thing that happens to ``out`` before it is written: what has no kernel is refused before."""
+    if tuple(target.shape) != tuple(shape):
+        products.gemm_of(dtype, target.dtype)
+        target.resize_(shape)
 
 
 def _viewed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:

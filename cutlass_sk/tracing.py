@@ -8,7 +8,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .aten import Product, read
 from .device import Device, resolve
-from .errors import DtypeError
+from .errors import DeviceError, DtypeError
 from .plan import Plan
 from .products import gemm_of
 
@@ -25,10 +25,24 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("count", "operator", "l", "m", "n", "k", "dtype", "out_dtype", "layouts", "device", "gflop"),
-    *("kernel", "decomposition", "predicted_us", "predicted_total_us", "share", "note"),
+    *("kernel", "decomposition", "predicted_us", "predicted_total_us", "share", "measured_us", "cublas_us", "speedup", "note"),
 )
-"""Columns of the CSV, one row a product. ``predicted_us`` is of one call, all of its batch; ``share`` of the predicted sum."""
-_NUMBERS = ("count", "l", "m", "n", "k", "gflop", "predicted_us", "predicted_total_us", "share")
+"""Columns of the CSV, one row a product. Times are of one call, all of its batch; ``share`` is of the predicted sum, ``speedup`` is
+cuBLAS's time over ours."""
+_NUMBERS = (
+    "count",
+    "l",
+    "m",
+    "n",
+    "k",
+    "gflop",
+    "predicted_us",
+    "predicted_total_us",
+    "share",
+    "measured_us",
+    "cublas_us",
+    "speedup",
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +51,15 @@ class Row:
 
     count   calls of it
     plan    of one product of its batch; None where there is no kernel, and ``note`` says why
+    measured_us, cublas_us   of one call on the GPU here, where ``trace(measure=True)`` could tell
     """
 
     product: Product
     count: int
     plan: Plan | None
     note: str
+    measured_us: float | None = None
+    cublas_us: float | None = None
 
     @property
     def predicted_us(self) -> float | None:
@@ -82,7 +99,13 @@ class Trace:
         said = (
             f"{self.calls} products in {len(self.rows)} sizes, {self.flop / 1e9:,.3f} GFLOP: {self.predicted_us:,.1f} us expected"
         )
-        return f"{said} on {self.device}" + (f"; {without} without a kernel, not counted" if without else "")
+        said += f" on {self.device}" + (f"; {without} without a kernel, not counted" if without else "")
+        timed = [row for row in self.rows if row.measured_us and row.cublas_us]
+        if not timed:
+            return said
+        ours, cublas = (sum(row.count * (getattr(row, name) or 0.0) for row in timed) for name in ("measured_us", "cublas_us"))
+        calls = sum(row.count for row in timed)
+        return f"{said}; {calls} measured: {ours:,.1f} us, {cublas:,.1f} us in cuBLAS ({cublas / ours:.2f} times as fast)"
 
     def records(self) -> list[dict[str, Any]]:
         """The rows, under the names of ``COLUMNS``; None where nothing is known."""
@@ -95,6 +118,8 @@ class Trace:
         yield product.flop / 1e9
         yield from (None, None) if plan is None else (plan.kernel.name, plan.decomposition)
         yield from (None, None, None) if plan is None else (row.predicted_us, row.total_us, row.total_us / self.predicted_us)
+        yield from (row.measured_us, row.cublas_us)
+        yield row.cublas_us / row.measured_us if row.measured_us and row.cublas_us else None
         yield row.note
 
     def csv(self) -> str:
@@ -124,7 +149,22 @@ class Trace:
         from rich.table import Table
 
         table = Table(title=self.summary, title_justify="left")
-        shown = ("count", "operator", "l", "m", "n", "k", "dtype", "layouts", "kernel", "decomposition", "predicted_us", "share")
+        shown: tuple[str, ...] = (
+            "count",
+            "operator",
+            "l",
+            "m",
+            "n",
+            "k",
+            "dtype",
+            "layouts",
+            "kernel",
+            "decomposition",
+            "predicted_us",
+            "share",
+        )
+        if any(row.measured_us for row in self.rows):
+            shown += ("measured_us", "cublas_us", "speedup")
         for name in shown:
             table.add_column(name.replace("_", " "), justify="right" if name in _NUMBERS else "left")
         for record in self.records():
@@ -141,17 +181,20 @@ class Trace:
         return captured.get()
 
 
-def trace(function: Callable[..., Any], *inputs: Any, device: Device | str | None = "h200", **keywords: Any) -> Trace:
+def trace(
+    function: Callable[..., Any], *inputs: Any, device: Device | str | None = "h200", measure: bool = False, **keywords: Any
+) -> Trace:
     """Calls ``function(*inputs, **keywords)`` and plans every product that it asks torch for, without a GPU.
 
     function   a module or any callable; backward within it counts. Meta tensors do: a model need not have its weights
     device     to plan for: a preset or a CUDA device; None: the current GPU, without one ``h200``
+    measure    time each product on the current GPU afterwards, ours and cuBLAS's, a second or so each
 
     Compiled code runs uncompiled meanwhile.
     """
     with recording() as counts:
         function(*inputs, **keywords)
-    return planned(counts, device)
+    return planned(counts, device, measure=measure)
 
 
 @contextmanager
@@ -163,10 +206,14 @@ def recording() -> Iterator[Counter[Product]]:
         yield recorder.counts
 
 
-def planned(counts: Counter[Product], device: Device | str | None = "h200") -> Trace:
-    """What these products would take on ``device``."""
+def planned(counts: Counter[Product], device: Device | str | None = "h200", *, measure: bool = False) -> Trace:
+    """What these products would take on ``device``, and with ``measure`` take here. DeviceError without a GPU to measure on."""
     target = resolve(device)
+    if measure and not torch.cuda.is_available():
+        raise DeviceError("measure=True needs a CUDA GPU, and there is none; without it times are predicted")
     rows = [Row(product, count, *_plan(product, target)) for product, count in counts.items()]
+    if measure:
+        rows = [_measured(row) for row in rows]
     return Trace(target.name, tuple(sorted(rows, key=lambda row: (-row.total_us, -row.product.flop * row.count))))
 
 
@@ -178,6 +225,15 @@ def _plan(product: Product, device: Device) -> tuple[Plan | None, str]:
     except DtypeError:
         return None, f"no kernel for {_name(product.dtype)} into {_name(product.out_dtype)}"
     return gemm._plan(product.m, product.n, product.k, device, product.layouts), ""
+
+
+def _measured(row: Row) -> Row:
+    from .trace_timing import measure
+
+    if row.plan is None:
+        return row
+    ours, cublas, note = measure(row.product)
+    return replace(row, note=note) if note else replace(row, measured_us=ours, cublas_us=cublas)
 
 
 class _Recorder(TorchDispatchMode):

@@ -235,6 +235,10 @@ def test_arrays_are_taken_without_a_copy() -> None:
     assert torch.equal(addmm(np.ones(4), x, y), a @ b + 1)
     with pytest.raises(OperandError, match=r"a is a numpy\.ndarray that torch cannot share"):
         matmul(np.array(["x"]), b)
+    with pytest.raises(
+        OperandError, match=r"a is a numpy\.ndarray with negative strides \(-40, 8\), which torch lacks; pass a copy"
+    ):
+        matmul(x[::-1], b)
     with pytest.raises(OperandError, match=r"torch\.from_dlpack\(a\)"):
         Gemm("float64").run(x, b)  # type: ignore[arg-type]
 
@@ -284,6 +288,18 @@ for _ in range(2):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_refused_call_leaves_an_empty_out_empty() -> None:
+    for a, b, out, bias in (
+        (trits(2, 3), trits(3, 4), torch.empty(0), None),
+        (trits(2, 3).float(), trits(3, 4).float(), torch.empty(0), None),
+        (trits(2, 3), trits(3, 4), torch.empty(0).double(), trits(5)),
+        (trits(2, 3), trits(3, 4).half(), torch.empty(0).double(), None),
+    ):
+        with pytest.raises((DtypeError, OperandError)):
+            matmul(a, b, out=out, bias=bias)
+        assert out.shape == (0,)
 
 
 class Known:

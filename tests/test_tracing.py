@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from command_line import CommandLine
 
 from cutlass_sk import Gemm, linear, matmul, trace
 from cutlass_sk.aten import Product
+from cutlass_sk.errors import DeviceError
 from cutlass_sk.tracing import COLUMNS, recording
 
 pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
@@ -114,6 +116,43 @@ def test_csv_html_and_table_say_the_same() -> None:
     assert row["decomposition"] in printed and made.summary in printed
     empty = trace(lambda: None)
     assert (empty.rows, empty.predicted_us) == ((), 0) and "0 products" in empty.html() and len(empty.csv().splitlines()) == 1
+
+
+def test_measured_times_stand_beside_the_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutlass_sk import trace_timing
+
+    with pytest.raises(DeviceError, match="measure=True needs a CUDA GPU"):
+        trace(lambda: meta(64, 32) @ meta(32, 16), measure=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        trace_timing, "measure", lambda asked: (2.0, 3.0, "") if asked.m == 64 else (0.0, 0.0, "not measured: no memory")
+    )
+    made = trace(lambda: [meta(64, 32) @ meta(32, 16), meta(8, 32) @ meta(32, 16), meta(64, 32) @ meta(32, 16)], measure=True)
+    first, other = made.records()
+    assert (first["measured_us"], first["cublas_us"], first["speedup"], first["note"]) == (2.0, 3.0, 1.5, "")
+    assert (other["measured_us"], other["speedup"], other["note"]) == (None, None, "not measured: no memory")
+    assert "2 measured: 4.0 us, 6.0 us in cuBLAS (1.50 times as fast)" in made.summary and "speedup" in str(made)
+
+
+def test_products_are_timed_in_their_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutlass_sk import trace_timing
+
+    launched = []
+
+    def timed(contenders: dict[str, Callable[[int], object]], sets: int) -> dict[str, float]:
+        launched.append(sets)
+        for launch in contenders.values():
+            launch(sets - 1)
+        return {"ours": 1.0, "cublas": 2.0}
+
+    monkeypatch.setattr(trace_timing, "time_us", timed)
+    for name in ("randn", "empty"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(trace_timing.torch, name, lambda *shape, make=make, device=None, **others: make(*shape, **others))
+    assert trace_timing.measure(product("mm", 64, 16, 32, layouts=("t", "n"), dtype=torch.float64)) == (1.0, 2.0, "")
+    assert trace_timing.measure(product("bmm", 64, 16, 32, l=3)) == (1.0, 2.0, "")
+    assert trace_timing.measure(product("bmm", 64, 16, 32, l=3, out_dtype=torch.float32))[2]
+    assert launched == [16, 16]
 
 
 SCRIPT = """

@@ -21,6 +21,7 @@ def trace(
     script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python program.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
     device: Annotated[str, typer.Option("--device", help="h200, h100, a100, toy:P (P SMs) or a CUDA device to plan for.")] = "h200",
+    measure: Annotated[bool, typer.Option("--measure", help="Time each product on the GPU here, ours and cuBLAS's.")] = False,
     csv: OutputPath = None,
     html: OutputPath = None,
 ) -> None:
@@ -36,7 +37,7 @@ def trace(
                     raise
     finally:
         sys.argv, sys.path[:] = before
-    made = planned(counts, device)
+    made = planned(counts, device, measure=measure)
     if csv is not None:
         save(csv, made.csv())
     if html is not None:

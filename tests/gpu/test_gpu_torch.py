@@ -134,7 +134,7 @@ class Interface:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+        self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "stream": 1}
 
 
 class Packed:
@@ -228,6 +228,8 @@ def test_a_program_on_the_gpu_is_traced() -> None:
     made = trace(lambda: model(normal(2, 64, 256)).sum().backward(), device=None)
     assert made.calls == 4 + 8 - 1 or made.calls == 4 + 8
     assert all(row.plan is not None and row.product.device == "cuda" for row in made.rows) and made.device != "h200"
+    timed = trace(lambda: (normal(512, 256) @ normal(256, 128), normal(2, 64, 64) @ normal(2, 64, 64)), measure=True)
+    assert all((row.measured_us or 0) > 0 and (row.cublas_us or 0) > 0 for row in timed.rows), timed
 
 
 def test_writes_are_seen_by_autograd_first_and_repeated() -> None:
