@@ -56,13 +56,14 @@ def plain_nvcc(source: Source) -> tuple[float, float]:
 def record(spec: KernelSpec, specs: Sequence[KernelSpec], wheel: Path | None) -> dict[str, Any]:
     """The times of ``spec`` alone and of ``specs`` together, and what a wheel holds."""
     (source,) = sources([spec])
+    machine = {"cpus": os.cpu_count(), "load_average": round(os.getloadavg()[0], 2)}
     times = {"cold_build": cold([source]), "plain_nvcc": plain_nvcc(source)}
     if spec.ctas_per_sm == 1 and spec.dtype != "float64":
         own = Source(spec.name, emit_data_parallel(spec), source.architecture)
         times["cutlass_kernel_plain_nvcc"] = plain_nvcc(own)
     if specs:
         times["default_set_build"] = cold(sources(specs))
-    made: dict[str, Any] = {"provenance": {**provenance("ensemble.build_time"), "cpus": os.cpu_count()}, "kernel": spec.name}
+    made: dict[str, Any] = {"provenance": {**provenance("ensemble.build_time"), **machine}, "kernel": spec.name}
     made["default_set"] = [one.name for one in specs]
     for name, (seconds, cpu) in times.items():
         made |= {f"{name}_s": seconds, f"{name}_cpu_s": cpu}

@@ -206,10 +206,12 @@ def test_a_library_needs_no_compiler_and_is_the_same_bytes_everywhere(tmp_path: 
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [spec.name for spec in specs]
-    needed = subprocess.run(
-        ["readelf", "-d", str(tmp_path / "both" / both.file)], capture_output=True, text=True, check=True
-    ).stdout
+    library = str(tmp_path / "both" / both.file)
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     assert "libcuda.so" not in needed and "libcudart.so" not in needed
+    exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    functions = (abi.DESCRIBE, abi.ENQUEUE, abi.PREPARE, abi.QUERY)
+    assert {line.split()[2] for line in exported.splitlines()} == {f"{one}_{spec.name}" for one in functions for spec in specs}
 
     here = build_library(specs[:1], "80", tmp_path / "here")
     monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(tmp_path / "another cache"))

@@ -68,7 +68,8 @@ def linked(objects: Sequence[Entry], toolchain: Toolchain) -> bytes:
         for number, entry in enumerate(objects):
             names.append(f"{number}.o")
             (Path(place) / names[-1]).write_bytes(entry.library.read_bytes())
-        options = ("-shared", "-Wl,--strip-all,--build-id=none,--exclude-libs,ALL", f"-L{toolchain.cuda_libraries}")
+        (Path(place) / "exported").write_text("{ global: cutlass_sk_*; local: *; };\n")
+        options = ("-shared", "-Wl,--strip-all,--build-id=none,--version-script=exported", f"-L{toolchain.cuda_libraries}")
         libraries = ("-lcudart_static", "-lrt", "-lpthread", "-ldl")
         command = [str(toolchain.host_compiler), *options, "-o", "library.so", *names, *libraries]
         done = subprocess.run(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
