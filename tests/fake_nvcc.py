@@ -17,6 +17,7 @@ case "$1" in
 --version) echo 'Cuda compilation tools, release 13.0, V13.0.1'; exit;;
 --dryrun) echo '#$ TOP={tree}'; echo '#$ INCLUDES="-I{tree}/include"'; echo '#$ CICC_PATH={tree}/nvvm/bin'; exit;;
 esac
+case "$*" in *--dryrun*) exit 1;; esac
 echo $$ >> {tree}/compilations
 {before}
 g++ -shared -fPIC -x c++ kernel.cu -o whole.so || exit 1
