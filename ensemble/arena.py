@@ -140,9 +140,9 @@ class Arena:
         """Every plan and cuBLAS, back to back in graphs. Plans that launch the same are timed once. ``again``: cuBLAS twice."""
         return self._now(problem, Entrants(plans, again=again), "back_to_back")
 
-    def time_isolated(self, problem: Problem, plans: Mapping[str, Plan], *, again: bool = False) -> dict[str, Timed]:
+    def time_isolated(self, problem: Problem, plans: Mapping[str, Plan]) -> dict[str, Timed]:
         """Every plan and cuBLAS, one launch at a time with other memory read before it, so that no operand is in the L2."""
-        return self._now(problem, Entrants(plans, again=again), "isolated")
+        return self._now(problem, Entrants(plans), "isolated")
 
     def search(self, problem: Problem, plans: Sequence[Plan], chosen: Plan) -> Search:
         """The best of ``plans``: all are launched and checked, the fastest timed beside ``chosen`` and cuBLAS, in the graphs of
