@@ -1,4 +1,4 @@
-"""Lines that start anywhere, packed: right for every start and length, without a byte beside them, and in order with what is around."""
+"""Lines that start anywhere, packed: every start and length, not a byte beside them, and in order with what is around."""
 
 from __future__ import annotations
 
