@@ -18,6 +18,7 @@ from .. import env
 from ..errors import CompileError, DeviceError, ToolchainError
 from ..generator import abi
 from ..generator.spec import ARCHITECTURES, KernelSpec
+from . import lean
 from .cache import LIBRARY, REMEDY, SOURCE, Cache, Cancelled, Entry, Metadata
 from .key import kernel_key
 from .progress import show_progress
@@ -147,6 +148,8 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
             return entry
         with cache.scratch(key) as directory:
             (directory / SOURCE).write_text(source.text, encoding="utf-8")
+            if lean.suits(source.text):
+                lean.write(toolchain.cutlass_include[0], directory)
             command = _command(toolchain, source.architecture)
             start = time.monotonic()
             status, log = _run(command, directory, cancelled)
@@ -172,9 +175,9 @@ def _compile_locked(key: str, source: Source, cache: Cache, toolchain: Toolchain
 
 
 def _command(toolchain: Toolchain, architecture: str) -> list[str]:
-    """nvcc's command line, for a working directory that holds the source."""
+    """nvcc's command line, for a working directory that holds the source, and the headers of ``lean`` where it takes them."""
     target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    includes = (f"-I{directory}" for directory in (toolchain.own_include, *toolchain.cutlass_include))
+    includes = (f"-I{directory}" for directory in (lean.DIRECTORY, toolchain.own_include, *toolchain.cutlass_include))
     tools = (f"-ccbin={toolchain.host_compiler}", f"-L{toolchain.cuda_libraries}")
     return [str(toolchain.nvcc), *FLAGS, target, *includes, *tools, "-o", LIBRARY, SOURCE]
 
