@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet
-.PHONY: demo test lint figures clean
+.PHONY: demo test lint figures wheel clean
 
 demo: .venv/installed
 	.venv/bin/cutlass-sk demo
@@ -25,8 +25,14 @@ figures: .venv/installed
 	for figure in 1a 1b 2a 2b 3a 3b 3c 9; do .venv/bin/cutlass-sk schedule --figure $$figure -o docs/figures/figure-$$figure.svg; done
 	.venv/bin/cutlass-sk model -o docs/figures/figure-8.svg
 
+# A wheel in dist/ that carries the sets of three dtypes, compiled for Hopper: about 20 minutes of two cores the first time.
+wheel: .venv/installed
+	.venv/bin/cutlass-sk build --arch 90a --dtype float16,bfloat16,float64 -o cutlass_sk/prebuilt
+	rm -rf build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf .venv build cutlass_sk.egg-info cutlass_sk/_native*.so
+	rm -rf .venv build cutlass_sk.egg-info cutlass_sk/_native*.so cutlass_sk/prebuilt/*.so cutlass_sk/prebuilt/*.json
 
 # The package is installed editable. nvcc comes from wheels only where the machine has none that works.
 .venv/installed: pyproject.toml | .venv/torch

@@ -77,12 +77,39 @@ CALIBRATION = Variable[Path | None](
     None,
     "Absolute path of a calibration to plan with, read once in a process; default: the user's own for the GPU, else a shipped one.",
 )
+PREBUILT_DIR = Variable[Path | None](
+    "CUTLASS_SK_PREBUILT_DIR",
+    _absolute_path,
+    None,
+    "Absolute path of the folder of kernels that came compiled, from cutlass-sk build -o; default: those in the installed package.",
+)
 
-VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool], ...] = (
+CUDA_HOME = Variable[str](
+    "CUDA_HOME", str, "", "Directory of a CUDA toolkit, whose bin/nvcc is used where CUTLASS_SK_NVCC is not set."
+)
+CUDA_PATH = Variable[str]("CUDA_PATH", str, "", "The same as CUDA_HOME, which goes first.")
+NVCC_CCBIN = Variable[str]("NVCC_CCBIN", str, "", "The host compiler, or the directory of its g++, as for nvcc; default: g++.")
+
+VARIABLES: tuple[Variable[Path | None] | Variable[int | None] | Variable[bool] | Variable[str], ...] = (
     CACHE_DIR,
     NVCC,
     JOBS,
     PDL,
     DEBUG,
     CALIBRATION,
+    CUDA_HOME,
+    CUDA_PATH,
+    NVCC_CCBIN,
+    PREBUILT_DIR,
 )
+
+PREFIX = "CUTLASS_SK_"
+
+
+def unknown() -> dict[str, str]:
+    """Variables that are set and begin as ours do, and mean nothing; with the most similar one that does, or an empty text."""
+    from difflib import get_close_matches
+
+    names = [variable.name for variable in VARIABLES]
+    strange = [name for name in os.environ if name.startswith(PREFIX) and name not in names]
+    return {name: next(iter(get_close_matches(name, names, 1, 0.8)), "") for name in strange}

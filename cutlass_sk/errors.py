@@ -13,16 +13,16 @@ class Error(Exception):
     """Base of all cutlass_sk exceptions."""
 
 
-class OperandError(Error, ValueError):
-    """An operand has a shape, rank, dtype, device, layout or overlap that the call cannot take."""
+class OperandError(Error, ValueError, RuntimeError):
+    """An operand has a shape, rank, dtype, device, layout or overlap that the call cannot take. A RuntimeError, as torch's are."""
 
 
 class PlanError(Error, ValueError):
     """A forced plan option is out of range, or a plan does not fit the problem or the kernel."""
 
 
-class DtypeError(Error, TypeError):
-    """No kernel exists for this combination of dtypes and generation."""
+class DtypeError(Error, TypeError, RuntimeError):
+    """No kernel exists for this combination of dtypes and generation. A RuntimeError, as torch's are."""
 
 
 class DeviceError(Error, RuntimeError):
@@ -35,6 +35,10 @@ class CalibrationError(Error, ValueError):
 
 class ToolchainError(Error, RuntimeError):
     """nvcc, the host compiler or the CUTLASS headers cannot be found or used."""
+
+
+class CacheError(Error, RuntimeError):
+    """The kernel cache cannot be written, or others can write to it, so that nothing is loaded from it."""
 
 
 class CompileError(Error, RuntimeError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import env, operands, planner
+from . import env, operands, planner, prebuilt
 from . import explain as _explain
 from .call import Call, launch, make_calls, plain
 from .device import Device, check_name, is_cuda, real, resolve
@@ -180,11 +180,16 @@ class Gemm:
         return _explain.explain(m, n, k, kernels, device)
 
     def compile(self, *, progress: bool | None = None) -> None:
-        """Builds every kernel of this Gemm ahead, in all four operand layouts, into the cache. Needs nvcc, no GPU."""
+        """Builds every kernel of this Gemm ahead, in all four operand layouts, into the cache, but for those that came compiled.
+
+        Needs nvcc where there are others; needs no GPU.
+        """
         device = resolve(self._device)
         specs = [spec.with_layouts(*layouts) for spec in binaries_of(self._variants_on(device)) for layouts in LAYOUTS]
         for architecture in sorted({device.architecture(spec) for spec in specs}):
-            build([spec for spec in specs if device.architecture(spec) == architecture], architecture, progress=progress)
+            left = [s for s in specs if device.architecture(s) == architecture and prebuilt.find(s, architecture) is None]
+            if left:
+                build(left, architecture, progress=progress)
 
     def run(
         self,
@@ -263,7 +268,10 @@ class Gemm:
     ) -> torch.Tensor:
         from . import reference
 
-        _say_once("cutlass_sk: CPU tensors are multiplied by the reference, which executes the plan step by step and is slow")
+        _say_once(
+            "cutlass_sk: CPU tensors are multiplied by the reference, which executes the plan step by step and is slow; "
+            "torch.from_dlpack(x).cuda() moves tensors and arrays to a GPU"
+        )
         (m, k), n = a.shape, b.shape[1]
         if c is None:
             c = torch.empty(m, n, dtype=self.out_dtype, device="cpu")

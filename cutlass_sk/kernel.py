@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import prebuilt
 from .errors import KernelError, LaunchError
 from .generator import abi
 from .generator.spec import KernelSpec
@@ -59,18 +60,21 @@ class Prepared:
 class Kernel:
     """A loaded shared object with the C ABI of ``generator/include/cutlass_sk/abi.h``. It may be used from several threads."""
 
-    def __init__(self, library: Path) -> None:
-        """Loads ``library``; needs no GPU. Raises KernelError if it cannot be loaded or speaks another ABI."""
+    def __init__(self, library: Path, suffix: str = "") -> None:
+        """Loads ``library``; needs no GPU. ``suffix``: what the names of its functions end in, where it holds several kernels.
+
+        Raises KernelError if it cannot be loaded or speaks another ABI.
+        """
         self.library = library
         try:
             # Local symbols: kernels do not see each other. Now: a missing symbol shows here and not in a launch.
             shared_object = ctypes.CDLL(os.fspath(library), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-            self._describe = shared_object[abi.DESCRIBE]
-            self._query = shared_object[abi.QUERY]
-            self._prepare = shared_object[abi.PREPARE]
-            self._enqueue = shared_object[abi.ENQUEUE]
+            self._describe = shared_object[abi.DESCRIBE + suffix]
+            self._query = shared_object[abi.QUERY + suffix]
+            self._prepare = shared_object[abi.PREPARE + suffix]
+            self._enqueue = shared_object[abi.ENQUEUE + suffix]
         except (OSError, AttributeError) as error:
-            raise KernelError(f"{library} cannot be loaded as a kernel: {error}") from error
+            raise KernelError(f"{library} cannot be loaded as a kernel: {error}{_remedy(library)}") from error
         self._describe.argtypes = [ctypes.POINTER(abi.DescriptionStruct)]
         pointers = (abi.ProblemStruct, abi.PlanStruct, abi.QueryStruct, abi.ResultStruct)
         self._query.argtypes = [ctypes.POINTER(struct) for struct in pointers]
@@ -183,10 +187,10 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
-    """The binary of ``spec`` for ``sm_<architecture>``: loaded once per process, from the cache, or built.
+    """The binary of ``spec`` for ``sm_<architecture>``: loaded once per process; it came compiled, is in the cache, or is built.
 
     Threads that ask for one kernel wait for each other; different kernels build side by side. Raises DeviceError, ToolchainError
-    and CompileError as ``build`` does, and KernelError.
+    and CompileError as ``build`` does, CacheError, and KernelError.
     """
     spec = spec.binary
     key = (spec, architecture)
@@ -196,8 +200,28 @@ def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _kernels:
-            _kernels[key] = Kernel(build_one(spec, architecture).library)
+            _kernels[key] = _load(spec, architecture)
         return _kernels[key]
+
+
+def _load(spec: KernelSpec, architecture: str) -> Kernel:
+    if found := prebuilt.find(spec, architecture):
+        return Kernel(found.library, found.suffix)
+    library = build_one(spec, architecture).library
+    try:
+        return Kernel(library)
+    except KernelError:
+        if library.exists():
+            raise
+    return Kernel(build_one(spec, architecture).library)  # `cutlass-sk cache clear` was faster
+
+
+def _remedy(library: Path) -> str:
+    try:
+        noexec = os.statvfs(library).f_flag & os.ST_NOEXEC
+    except OSError:
+        return ""
+    return "; its filesystem is mounted noexec: set CUTLASS_SK_CACHE_DIR to a directory on another" if noexec else ""
 
 
 def _status_name(status: int) -> str:

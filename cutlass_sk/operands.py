@@ -73,7 +73,7 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, 
         for name, tensor in _named(a, b, c):
             if tensor.requires_grad:
                 raise OperandError(
-                    f"{name} requires grad, which run() does not record; call it under torch.no_grad() or detach {name}"
+                    f"{name} requires grad, which run() does not record; use cutlass_sk.matmul, or torch.no_grad() or detach {name}"
                 )
     if c is not None:
         if tuple(c.shape) != (m, n):

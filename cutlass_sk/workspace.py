@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +61,7 @@ def workspace(partials_bytes: int, barrier_bytes: int, device: torch.device, str
             found = _kept.get(key)
             if found is None or not found.holds(partials_bytes, barrier_bytes):
                 kept = (found.partials.numel(), found.barriers.numel()) if found else (0, 0)
-                found = _kept[key] = _new(max(partials_bytes, kept[0]), max(barrier_bytes, kept[1]), device)
+                found = _kept[key] = _apart(max(partials_bytes, kept[0]), max(barrier_bytes, kept[1]), device)
     if extension.native is not None and not _captured:  # else the next call is to come here, too
         partials, barriers = found.partials, found.barriers
         extension.native.set_workspace(*key, partials.data_ptr(), partials.numel(), barriers.data_ptr(), barriers.numel(), found)
@@ -70,6 +72,21 @@ def _new(partials_bytes: int, barrier_bytes: int, device: torch.device) -> Works
     return Workspace(torch.empty(partials_bytes, dtype=torch.uint8, device=device), _zeros(barrier_bytes, device))
 
 
+def _apart(partials_bytes: int, barrier_bytes: int, device: torch.device) -> Workspace:
+    """For the current stream, from a thread of its own: this one may allocate from a pool that must not own what is kept, as
+    torch.compile does while it warms CUDA graphs up."""
+    if device.type != "cuda":
+        return _new(partials_bytes, barrier_bytes, device)
+    stream = torch.cuda.current_stream(device)
+
+    def make() -> Workspace:
+        with torch.cuda.stream(stream):
+            return _new(partials_bytes, barrier_bytes, device)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
+
+
 def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(max(nbytes, MIN_BARRIER_BYTES), dtype=torch.uint8, device=device)
 
@@ -78,9 +95,11 @@ def _captured_barriers(nbytes: int, device: torch.device, stream: int) -> torch.
     """Flags of the graph that the current stream is captured into.
 
     One buffer serves the capture, on torch's own streams. These live as long as the process, so that each can be asked whether its
-    capture has ended. A stream of the user's may be gone by then: there every launch has flags of its own.
+    capture has ended. A stream of the user's may be gone by then: there every launch has flags of its own. So it has where
+    torch.compile records, which refuses memory of its pool that is neither freed nor an output.
     """
-    if torch.cuda.current_stream(device).stream_id == stream:  # torch numbers its own streams otherwise
+    # torch numbers its own streams otherwise
+    if torch.cuda.current_stream(device).stream_id == stream or _compiler_records(device):
         return _zeros(nbytes, device)
     key, capture = (device.index, stream), _capture_id(stream)
     known, buffer = _captured.get(key, (0, None))
@@ -90,6 +109,12 @@ def _captured_barriers(nbytes: int, device: torch.device, stream: int) -> torch.
         if extension.native is not None:
             extension.native.forget_workspaces()
     return buffer
+
+
+def _compiler_records(device: torch.device) -> bool:
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = None if trees is None else trees.get_manager(device.index, create_if_none_exists=False)
+    return manager is not None and bool(manager.in_recording)
 
 
 def _forget_ended_captures() -> None:

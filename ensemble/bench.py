@@ -7,6 +7,7 @@ fair sample; every problem for all dtypes before the next one. How they are time
 from __future__ import annotations
 
 import gc
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +28,14 @@ from cutlass_sk.ensemble.contenders import Contender, Setup
 from cutlass_sk.ensemble.corpus import Corpus, Problem
 from cutlass_sk.ensemble.planner_sweep import METHOD, Budget
 from cutlass_sk.ensemble.table import SCHEMA_VERSION, Measurement, Timing
+from cutlass_sk.ensemble.watchdog import Watchdog
 from cutlass_sk.errors import DeviceError
 from cutlass_sk.generator.catalog import DTYPES
 from cutlass_sk.generator.spec import KernelSpec, Layout
 from cutlass_sk.provenance import provenance
 
 ORDER_SEED = 83
+PATIENCE_SECONDS, EXIT_HUNG = 120.0, 4
 WIDEST_ALIGNMENT = 8
 """In elements: no kernel wants leading dimensions to be multiples of more."""
 PAIRS = {dtype if dtype == out_dtype else f"{dtype}_{out_dtype}": (dtype, out_dtype) for dtype, out_dtype in DTYPES}
@@ -146,6 +149,7 @@ def sweep(
     budget: Budget,
     advance: Callable[[Task], object] = lambda task: None,
     tell: Tell = print,
+    patience: float = PATIENCE_SECONDS,
 ) -> Ran:
     """Measures what ``folder`` does not hold yet, until the budget is spent: while the GPU times one problem, the next one is begun
     and what the one before took is written down.
@@ -153,26 +157,41 @@ def sweep(
     benches   by (dtype, out_dtype): the bench, and the tolerance of its check
     advance   told of each task that was measured
     tell      given a line for each contender that failed
+    patience  seconds without a problem done after which the process ends with EXIT_HUNG, as where a kernel never does
 
     DeviceError where the GPU takes no more work from this process. Those that were in flight are suspects: the next sweep measures
-    each by itself, and the one at fault gets status ``failed``.
+    each by itself, and the one at fault gets status ``failed``. The same where patience ends.
     """
     flying: deque[Measuring] = deque()
     count = 0
 
     def land() -> None:
         nonlocal count
-        one = flying.popleft()
+        one = flying[0]
         rows, tried = one.finish(corpus)
         if one.failed and one.bench.lost():
-            if flying:  # another one may be at fault
-                folder.suspect(key for each in (one, *flying) for key in each.task.keys.values())
+            if len(flying) > 1:  # another one may be at fault
+                suspect()
             else:
                 append(one, rows, tried)
             raise DeviceError(f"the GPU takes no more work from this process since {one.task}; the same command goes on after it")
+        flying.popleft()
         append(one, rows, tried)
+        watchdog.feed()
         count += 1
         advance(one.task)
+
+    def give_up() -> None:
+        if len(flying) == 1:
+            append(flying[0], flying[0].given_up(corpus), {})
+        else:
+            suspect()
+        since = flying[0].task if flying else "the start"
+        tell(f"nothing was done for {patience:.0f} s, since {since}; the same command goes on after it")
+        os._exit(EXIT_HUNG)
+
+    def suspect() -> None:
+        folder.suspect(key for each in flying for key in each.task.keys.values())
 
     def append(one: Measuring, rows: Mapping[Timing, Sequence[Measurement]], tried: Mapping[str, Any]) -> None:
         for several in rows.values():
@@ -185,26 +204,27 @@ def sweep(
         while flying:
             land()
 
-    for task in todo:
-        task = task.without(folder.done)
-        if not task.timings:
-            continue
-        if budget.spent:
-            drain()
-            return Ran(count, False)
-        alone = not folder.suspects.isdisjoint(task.keys.values())
-        if alone:
-            drain()
-        bench, tolerance = benches[task.setup.dtype, task.setup.out_dtype]
-        flying.append(Measuring(task, contenders, bench, tolerance, tell))
-        if alone:
-            drain()
-        if len(flying) > 1:
-            flying[-2].time()
-        if len(flying) > 2:
-            land()
-    drain()
-    return Ran(count, True)
+    with Watchdog(patience, give_up) as watchdog:
+        for task in todo:
+            task = task.without(folder.done)
+            if not task.timings:
+                continue
+            if budget.spent:
+                drain()
+                return Ran(count, False)
+            alone = not folder.suspects.isdisjoint(task.keys.values())
+            if alone:
+                drain()
+            bench, tolerance = benches[task.setup.dtype, task.setup.out_dtype]
+            flying.append(Measuring(task, contenders, bench, tolerance, tell))
+            if alone:
+                drain()
+            if len(flying) > 1:
+                flying[-2].time()
+            if len(flying) > 2:
+                land()
+        drain()
+        return Ran(count, True)
 
 
 @contextmanager

@@ -155,14 +155,22 @@ class Measuring:
             else:
                 values, tried = self._apart()
         self._attempt = None
+        rows = self._rows(corpus, values)
+        self.failed = any(row.status == "failed" for several in rows.values() for row in several)
+        return rows, tried
+
+    def given_up(self, corpus: str) -> Rows:
+        """The rows where it never ends: ``failed`` for all that was to be timed."""
+        return self._rows(corpus, {})
+
+    def _rows(self, corpus: str, values: Values) -> Rows:
         rows: Rows = {}
         for timing, key in self.task.keys.items():
             rows[timing] = []
             for name, entry in self._entries.items():
                 found = {"status": "not_timed"} if isinstance(entry, NotTimed) else values.get(timing, {}).get(name, {})
                 rows[timing].append(Measurement(corpus, *key, name, **{"us": None, "status": "failed", **found}))
-        self.failed = any(row.status == "failed" for several in rows.values() for row in several)
-        return rows, tried
+        return rows
 
     def _step(self, step: Callable[[], T]) -> T | None:
         try:

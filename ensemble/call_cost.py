@@ -24,6 +24,7 @@ from statistics import median
 
 import torch
 
+import cutlass_sk
 from cutlass_sk import Gemm, extension
 from cutlass_sk.call import Calls, NativeCalls, PythonCalls
 from cutlass_sk.dtypes import torch_dtype
@@ -53,6 +54,8 @@ def contenders(dtype: str) -> dict[str, Launch]:
         c = torch.empty(m, n, device="cuda", dtype=inputs)
         launches[f"mm(out=){label}"] = partial(torch.mm, a, b, out=c)
         launches[f"mm{label}"] = partial(torch.mm, a, b)
+        launches[f"torch.matmul{label}"] = partial(torch.matmul, a, b)
+        launches[f"cutlass_sk.matmul, all kernels{label}"] = partial(cutlass_sk.matmul, a, b)
         for name, calls in tables(dtype).items():
             gemm = Gemm(dtype, kernels=KERNELS)
             if label and gemm.plan(m, n, k).workspace_bytes == 0:

@@ -14,7 +14,7 @@ from cutlass_sk.cli.size import device_code_bytes
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.generator.spec import KernelSpec, Layout, binaries_of
-from cutlass_sk.kernel import load_kernel
+from cutlass_sk.jit.build import build_one
 
 CALLS, BATCHES = 200, 25
 SIZE = 256
@@ -76,9 +76,9 @@ def call_us(gemm: Gemm, layouts: tuple[Layout, Layout]) -> dict[str, float]:
 
 
 def sizes(kernels: Sequence[KernelSpec], device: Device) -> dict[str, Any]:
-    """Names of the binaries as loaded, bytes of their GPU code, and of their shared objects."""
+    """Names of the binaries, bytes of their GPU code, and of their shared objects, each kernel in its own."""
     binaries = binaries_of(kernels)
-    libraries = [load_kernel(spec, device.architecture(spec)).library for spec in binaries]
+    libraries = [build_one(spec, device.architecture(spec)).library for spec in binaries]
     return {
         "kernels": [spec.name for spec in binaries],
         "bytes": sum(map(device_code_bytes, libraries)),

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cutlass_sk import Gemm
+from cutlass_sk import Gemm, prebuilt
 from cutlass_sk.cli.size import Usage, cuobjdump, device_code_bytes, usage
 from cutlass_sk.ensemble import installed
 from cutlass_sk.ensemble.manifest import manifest
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
-from cutlass_sk.errors import ToolchainError
+from cutlass_sk.errors import CacheError, ToolchainError
 from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.generator.spec import SHORT_NAME, KernelSpec, Layout
 from cutlass_sk.jit.build import Source, compile_sources, lookup_sources
@@ -23,7 +23,7 @@ from cutlass_sk.jit.cache import Entry
 from cutlass_sk.kernel import load_kernel
 
 Code = Literal["stream_k", "data_parallel"]
-Name = Literal["single", "set", "oracle_paper", "oracle_hopper", "ensemble", "manifest", "cublas", "cublaslt"]
+Name = Literal["single", "set", "prebuilt", "oracle_paper", "oracle_hopper", "ensemble", "manifest", "cublas", "cublaslt"]
 TARGETS = {"sm90a": "90a", "sm80": "90"}
 """What kernels of a generation are compiled for, to be weighed side by side on Hopper."""
 BINARY_TARGET = "sm_90"
@@ -32,6 +32,7 @@ MEGABYTE = 1e6
 MEANINGS: dict[Name, str] = {
     "single": "one Stream-K kernel",
     "set": "the Stream-K set that Gemm plans with",
+    "prebuilt": "what came compiled, in all of its layouts",
     "oracle_paper": "the Stream-K paper's data-parallel ensemble",
     "oracle_hopper": "a data-parallel ensemble for Hopper",
     "ensemble": "data-parallel, of measured candidates, one after the other (--curve)",
@@ -154,7 +155,7 @@ def weigh(name: Name, request: Request, *, build: bool = False) -> Library:
     note = ""
     try:
         entries: Sequence[Entry | None] = compile_sources(sources) if build else lookup_sources(sources)
-    except ToolchainError as error:
+    except (CacheError, ToolchainError) as error:
         if build:
             raise
         entries, note = [None] * len(sources), f"not built, and cannot be here: {error}"
@@ -181,6 +182,19 @@ def weigh(name: Name, request: Request, *, build: bool = False) -> Library:
         note=note,
         weights=tuple(weights),
     )
+
+
+def shipped(request: Request) -> Library:
+    """The library of this pair of dtypes that came compiled, in the package or in CUTLASS_SK_PREBUILT_DIR."""
+    target = TARGETS["sm90a"]
+    pair = request.dtype, request.out_dtype
+    found = [one for one in prebuilt.libraries() if (one.dtype, one.out_dtype) == pair and one.architecture == target]
+    if not found:
+        return Library("prebuilt", MEANINGS["prebuilt"], note="there is none here; `cutlass-sk build -o` makes one")
+    (one,) = found
+    code = device_code_bytes(prebuilt.folder() / one.file)
+    note = f"one shared object, {one.file}" + ("" if one.usable else ", of other sources than those installed: not used")
+    return Library("prebuilt", MEANINGS["prebuilt"], len(one.kernels), "stream_k", code, one.bytes, note=note)
 
 
 def counted(request: Request) -> Library:

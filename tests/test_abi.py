@@ -304,6 +304,26 @@ def test_failed_build_is_tried_again(library: Callable[..., Path], monkeypatch: 
     assert load_kernel(SPEC, "90a").description.name == "fake"
 
 
+def test_a_library_that_is_removed_before_it_is_loaded_is_built_again(
+    library: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = [FakeEntry(tmp_path / "cleared.so"), FakeEntry(library())]
+    monkeypatch.setattr(kernel_module, "build_one", lambda spec, architecture: outcomes.pop(0))
+    monkeypatch.setattr(kernel_module, "_kernels", {})
+    assert load_kernel(SPEC, "90a").description.name == "fake"
+
+
+def test_a_filesystem_without_execution_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kernel.so"
+    path.write_bytes(b"not a library")
+    with pytest.raises(KernelError, match="cannot be loaded as a kernel") as caught:
+        Kernel(path)
+    assert "noexec" not in str(caught.value)
+    monkeypatch.setattr(os, "statvfs", lambda path: type("Status", (), {"f_flag": os.ST_NOEXEC}))
+    with pytest.raises(KernelError, match="its filesystem is mounted noexec: set CUTLASS_SK_CACHE_DIR"):
+        Kernel(path)
+
+
 def test_a_fork_while_a_kernel_is_loading_leaves_no_lock_behind() -> None:
     held, done = threading.Event(), threading.Event()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from threading import Event
 from time import sleep
 from typing import Any
 
@@ -262,6 +263,47 @@ def test_a_lost_gpu_ends_the_sweep_and_the_next_ones_find_who_was_at_fault(tmp_p
     assert held() == {keys[0]: "ok", keys[1]: "failed"}
     assert run(MadeUp(SETUP)) == bench.Ran(3, True)
     assert held() == {key: "failed" if key == keys[1] else "ok" for key in keys}
+
+
+class Hung(Exception):
+    """What ends a sweep in the tests where the process would end."""
+
+
+def test_a_kernel_that_never_ends_is_found_by_those_who_come_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    todo, ended = tasks(4), Event()
+
+    class Stuck(MadeUp):
+        def begin(self, problem: Problem, entrants: Entrants, timings: Iterable[Timing]) -> Pending:
+            made = super().begin(problem, entrants, timings)
+
+            class Waiting:
+                prepare, launch = staticmethod(made.prepare), staticmethod(made.launch)
+
+                @staticmethod
+                def finish() -> Outcome:
+                    if problem == todo[2].problem:
+                        assert ended.wait(20)
+                        raise Hung  # no RuntimeError: the sweep ends as the process would
+                    return made.finish()
+
+            return Waiting()
+
+    monkeypatch.setattr("os._exit", lambda status: (said.append(status), ended.set()))
+
+    def run(one: MadeUp) -> bench.Ran:
+        ended.clear()
+        with Folder(tmp_path, SOURCE) as folder:
+            benches = {("float16", "float16"): (one, 1.0)}
+            return bench.sweep(todo, "x", chosen(["set"]), benches, folder, Budget(1e9), tell=said.append, patience=0.3)
+
+    said: list[Any] = []
+    for _ in range(2):  # the first finds two suspects, the second which one it is
+        with pytest.raises(Hung):
+            run(Stuck(SETUP))
+    assert said[1::2] == [bench.EXIT_HUNG] * 2 and "nothing was done for 0 s" in said[0] and str(todo[2]) in said[2]
+    statuses = {(r.m, r.n, r.k): r.status for r in read_folder(tmp_path).rows}
+    assert statuses == {task.keys["back_to_back"][2:5]: "failed" if number == 2 else "ok" for number, task in enumerate(todo[:3])}
+    assert run(MadeUp(SETUP)) == bench.Ran(1, True)
 
 
 def test_one_problem_is_begun_before_another_one_is_launched_and_read(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_sk.errors import CompileError, DeviceError, ToolchainError
+from cutlass_sk.errors import CacheError, CompileError, DeviceError
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.jit.build import Source, build, compile_source, compile_sources
 from cutlass_sk.jit.cache import Cache
+from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 
 TEXT = '#include <cuda/std/utility>\n__global__ void nothing() {}\nextern "C" int answer() { return 42; }\n'
@@ -23,6 +24,7 @@ TEXT = '#include <cuda/std/utility>\n__global__ void nothing() {}\nextern "C" in
 BUILDER = """
 import sys
 from cutlass_sk.jit.build import Source, compile_sources
+from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 find_toolchain()
 print("ready", flush=True)
@@ -34,6 +36,7 @@ print(entries[0].library, flush=True)
 RACE = """
 import multiprocessing, os, sys
 from cutlass_sk.jit.build import compile_source
+from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 find_toolchain()
 context = multiprocessing.get_context("fork")  # so that only one process pays for the imports
@@ -48,13 +51,15 @@ for process in processes: process.join()
 
 
 class CountingNvcc:
-    """A wrapper around nvcc, chosen through CUTLASS_SK_NVCC: logs each compilation's process id and TMPDIR, and may then hang."""
+    """A wrapper around nvcc, chosen through CUTLASS_SK_NVCC: logs each compilation's process id and TMPDIR, and may then hang.
+
+    It does not say what it would run, so that it is what runs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log, self.hang = folder / "compilations", folder / "hang"
         path = folder / "nvcc"
         path.write_text(
-            f'#!/bin/sh\ncase "$*" in *-shared*) echo $$ $(cd "$TMPDIR" && pwd) >> "{self.log}"\n'
+            f'#!/bin/sh\ncase "$*" in *-shared*--dryrun*) exit 1;; *-shared*) echo $$ $(cd "$TMPDIR" && pwd) >> "{self.log}"\n'
             f'test -e "{self.hang}" && sleep 60;; esac\n'
             f'exec "{find_toolchain().nvcc}" "$@"\n'
         )
@@ -103,7 +108,7 @@ def go(builder: subprocess.Popen[str]) -> None:
 
 
 def scratch_left(root: Path) -> list[Path]:
-    return list((root / "1/tmp").iterdir())
+    return list((root / str(SCHEMA) / "tmp").iterdir())
 
 
 def group_members(group: int) -> list[int]:
@@ -151,14 +156,16 @@ def test_something_in_the_place_of_the_cache_is_one_clear_error(root: Path) -> N
     entry = compile_source("tiny", TEXT, "90a")
     shutil.rmtree(entry.path.parent)
     entry.path.parent.write_text("not a directory")
-    with pytest.raises(ToolchainError, match="tiny cannot be built in the kernel cache"):
+    with pytest.raises(CacheError, match="tiny cannot be built in the kernel cache"):
         compile_source("tiny", TEXT, "90a")
 
 
 def test_damaged_library_is_built_again(nvcc: CountingNvcc) -> None:
     entry = compile_source("tiny", TEXT, "90a")
     os.truncate(entry.library, 1000)
-    assert compile_source("tiny", TEXT, "90a").library_bytes == entry.library.stat().st_size > 1000
+    with pytest.warns(UserWarning, match=r"is damaged \(kernel.so is not as it was written\).*tiny has to be compiled again"):
+        again = compile_source("tiny", TEXT, "90a")
+    assert again.library_bytes == entry.library.stat().st_size > 1000
     assert len(nvcc.process_ids()) == 2
 
 

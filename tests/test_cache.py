@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cutlass_sk.errors import ToolchainError
-from cutlass_sk.jit.cache import Cache, Cancelled, Entry, Metadata
+from cutlass_sk.errors import CacheError
+from cutlass_sk.jit.cache import Cache, Entry, Metadata
+from cutlass_sk.jit.key import SCHEMA
+from cutlass_sk.jit.lock import Cancelled
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 METADATA = Metadata("name", "90a", "nvcc ...", 1.5, {"nvcc": "13.0"})
@@ -50,7 +53,7 @@ def test_root_is_private_and_scratch_is_gone(cache: Cache) -> None:
     entry = publish(cache)
     assert stat.S_IMODE(cache.root.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.path.stat().st_mode) == 0o700
-    assert list((cache.root / "1/tmp").iterdir()) == []
+    assert list((cache.root / str(SCHEMA) / "tmp").iterdir()) == []
 
 
 def edit_json(path: Path, field: str, value: object) -> None:
@@ -70,6 +73,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "record is no object": lambda path: (path / "entry.json").write_text("[1]"),
     "record is not text": lambda path: (path / "entry.json").write_bytes(b"\xff\xfe\x00"),
     "record of another key": lambda path: edit_json(path / "entry.json", "key", OTHER),
+    "record without digests": lambda path: edit_json(path / "entry.json", "files", {}),
+    "record without its own digest": lambda path: edit_json(path / "entry.json", "sha256", None),
+    "record with another name": lambda path: edit_json(path / "entry.json", "name", "other"),
+    "library is a directory": lambda path: ((path / "kernel.so").unlink(), (path / "kernel.so").mkdir()),
+    "record is a pipe": lambda path: ((path / "entry.json").unlink(), os.mkfifo(path / "entry.json", 0o600)),
+    "entry is a file": lambda path: (shutil.rmtree(path), path.touch(0o600)),
+    "entry is a dead link": lambda path: (shutil.rmtree(path), path.symlink_to("nowhere")),
+    "entry is empty": lambda path: (shutil.rmtree(path), path.mkdir(0o700)),
     "record with an unknown field": lambda path: edit_json(path / "entry.json", "colour", "red"),
 }
 
@@ -79,12 +90,33 @@ def test_damaged_entry_is_a_miss_and_is_replaced(damage: str, cache: Cache) -> N
     entry = publish(cache)
     DAMAGES[damage](entry.path)
     assert cache.lookup(KEY) is None
+    assert isinstance(cache.inspect(KEY), str), "it says why"
     assert publish(cache, library=b"again") == cache.lookup(KEY)
     assert entry.library.read_bytes() == b"again"
 
 
+@pytest.mark.parametrize("name", ["kernel.so", "kernel.cu", "entry.json"])
+def test_any_bit_and_any_length(name: str, cache: Cache) -> None:
+    """A flip that changes nothing but white space of the record is none."""
+    entry = publish(cache)
+    path = entry.path / name
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        assert cache.lookup(KEY) is None or (name == "entry.json" and json.loads(flipped) == json.loads(whole))
+        path.write_bytes(whole[:position])
+        assert cache.lookup(KEY) is None or (name == "entry.json" and whole[position:] == b"\n")
+    path.write_bytes(whole)
+    assert cache.lookup(KEY) == entry
+
+
 def test_replacing_leaves_an_open_library_alone(cache: Cache) -> None:
     with publish(cache).library.open("rb") as old:
+        publish(cache, library=b"again")
+        assert cache.entry_path(KEY).joinpath("kernel.so").read_bytes() == b"library", "a whole entry stays"
+        (cache.entry_path(KEY) / "kernel.cu").write_text("damaged")
         publish(cache, library=b"again")
         assert old.read() == b"library"
 
@@ -116,13 +148,13 @@ def test_unwritable_cache_names_the_variable(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     cache = Cache()
     assert cache.lookup(KEY) is None
-    with pytest.raises(ToolchainError, match=r"cannot be written: .*set CUTLASS_SK_CACHE_DIR"), cache.lock(KEY, threading.Event()):
+    with pytest.raises(CacheError, match=r"cannot be written: .*set CUTLASS_SK_CACHE_DIR"), cache.lock(KEY, threading.Event()):
         pass
 
 
 def test_read_only_cache_names_the_variable(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so the permission is simulated
-    with pytest.raises(ToolchainError, match=r"is read-only; set CUTLASS_SK_CACHE_DIR"), cache.lock(KEY, threading.Event()):
+    with pytest.raises(CacheError, match=r"is read-only; set CUTLASS_SK_CACHE_DIR"), cache.lock(KEY, threading.Event()):
         pass
 
 
@@ -131,7 +163,7 @@ def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("CUTLASS_SK_CACHE_DIR", raising=False)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache") / name)
-    with pytest.raises(ToolchainError, match="set CUTLASS_SK_CACHE_DIR"):
+    with pytest.raises(CacheError, match="set CUTLASS_SK_CACHE_DIR"):
         Cache()
 
 
@@ -179,9 +211,9 @@ def test_killed_builder_leaves_no_lock_and_no_scratch(cache: Cache) -> None:
         assert builder.stdout is not None and builder.stdout.readline() == "building\n"
         builder.kill()
     assert cache.lookup(KEY) is None
-    assert len(list((cache.root / "1/tmp").iterdir())) == 1
+    assert len(list((cache.root / str(SCHEMA) / "tmp").iterdir())) == 1
     assert publish(cache) == cache.lookup(KEY)
-    assert list((cache.root / "1/tmp").iterdir()) == []
+    assert list((cache.root / str(SCHEMA) / "tmp").iterdir()) == []
 
 
 def test_failure_is_kept_until_the_key_builds(cache: Cache) -> None:

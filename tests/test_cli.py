@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_line import CommandLine
 
-from cutlass_sk import Gemm, __version__, extension
+from cutlass_sk import Gemm, __version__
 from cutlass_sk.cli.drawing import gantt
 from cutlass_sk.cli.size import device_code_bytes
 from cutlass_sk.generator.catalog import families
@@ -27,7 +27,7 @@ def test_version_and_help(cutlass_sk: CommandLine) -> None:
     assert cutlass_sk("--version") == (0, f"{__version__}\n", "")
     status, text, _ = cutlass_sk("--help")
     assert status == 0
-    for command in ("doctor", "plan", "schedule", "model", "run", "build", "demo"):
+    for command in ("doctor", "cache", "plan", "schedule", "model", "run", "build", "demo"):
         assert command in text
 
 
@@ -120,48 +120,6 @@ def test_run_without_gpu_says_what_it_needs(cutlass_sk: CommandLine) -> None:
     status, _, errors = cutlass_sk("run", "8", "16", "32")
     assert status == 2
     assert "needs a CUDA GPU" in errors and "`cutlass-sk plan 8 16 32`" in errors and errors.count("\n") == 1
-
-
-@without_gpu
-def test_doctor_without_gpu_says_what_works(cutlass_sk: CommandLine) -> None:
-    status, text, _ = cutlass_sk("doctor", "--json")
-    findings = {finding["name"]: finding for finding in json.loads(text)}
-    assert status == 0
-    assert findings["compiler"]["works"] and "nvcc V" in findings["compiler"]["value"]
-    assert findings["plan"]["works"] and findings["build"]["works"]
-    assert not findings["GPU"]["works"] and not findings["run"]["works"] and findings["GPU"]["remedy"]
-    assert cutlass_sk("doctor")[0] == 0
-
-
-def test_doctor_without_compiler_gives_the_remedy(cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUTLASS_SK_NVCC", str(tmp_path / "nvcc"))
-    status, text, _ = cutlass_sk("doctor", "--json")
-    findings = {finding["name"]: finding for finding in json.loads(text)}
-    assert status == 1
-    assert not findings["compiler"]["works"] and "cutlass-sk[nvcc]" in findings["compiler"]["remedy"]
-    assert findings["plan"]["works"] and not findings["build"]["works"]
-
-
-def test_doctor_says_how_calls_are_repeated(cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def finding() -> dict[str, object]:
-        status, text, _ = cutlass_sk("doctor", "--json")
-        assert status == 0
-        return next(finding for finding in json.loads(text) if finding["name"] == "repeated calls")
-
-    monkeypatch.setattr(extension, "native", extension)
-    assert finding()["works"] and not finding()["remedy"]
-    monkeypatch.setattr(extension, "native", None)
-    monkeypatch.setattr(extension, "missing", "it was not built (no such file)")
-    assert not finding()["works"] and "it was not built (no such file)" in str(finding()["value"]) and finding()["remedy"]
-
-
-def test_doctor_counts_the_cache_and_writes_nothing(
-    cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    root = tmp_path / "cache"
-    monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(root))
-    assert f"{root}: 0 kernels, 0 bytes" in cutlass_sk("doctor", "--json")[1]
-    assert not root.exists()
 
 
 def test_gantt_draws_each_k_tile_once() -> None:

@@ -37,7 +37,7 @@ DOUBLE, *_, DOUBLE_OF_ANY_SIZE = families("float64", "float64", "sm90a")
 (AMPERE,) = families("float16", "float16", "sm80")
 (AMPERE_DOUBLE,) = families("float64", "float64", "sm80")
 HOPPER = (FIRST, CLUSTERED, COOPERATIVE, PROMOTABLE, DOUBLE, DOUBLE_OF_ANY_SIZE)
-"""One kernel of each kind: each takes half a minute of nvcc."""
+"""One kernel of each kind: each takes 10 to 15 s of nvcc."""
 HOST_SIDE = [*((spec, "90a") for spec in HOPPER), (AMPERE, "80"), (AMPERE_DOUBLE, "80")]
 """One build of each kernel: host code is the same for all architectures."""
 BUILT = [*HOST_SIDE, (AMPERE, "86"), (AMPERE, "89")]

@@ -13,6 +13,7 @@ from cutlass_sk.generator import kernels
 NAMES_OF_OURS = (
     *("generator", "ensemble", "plan", "planner", "model", "device", "errors", "env", "kernel", "schedule", "operands", "gemm"),
     *("dtypes", "reference", "workspace", "call", "extension", "jit", "cli", "spec", "catalog", "emit", "abi", "cache", "build"),
+    *("functional", "products", "gradients", "torch_ops", "nn", "arrays", "aten", "routing", "tracing", "trace"),
 )
 
 AUDITED = """

@@ -11,7 +11,7 @@ import pytest
 from cutlass_sk.generator import families
 from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.jit import lean
-from cutlass_sk.jit.build import FLAGS, _command
+from cutlass_sk.jit.build import OF_A_LIBRARY, command_line, sources
 from cutlass_sk.jit.toolchain import find_toolchain
 
 ARCH = """\
@@ -111,16 +111,15 @@ def test_kernels_of_cutlass_get_its_headers_whole() -> None:
 
 @pytest.mark.compiles
 def test_the_machine_code_is_the_same(tmp_path: Path) -> None:
-    toolchain, text = find_toolchain(), emit(families("float16", "float16", "sm90a")[0])
+    toolchain, (source,) = find_toolchain(), sources([families("float16", "float16", "sm90a")[0]])
     cubins = []
     for name in ("lean", "whole"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "kernel.cu").write_text(text)
+        (folder / "kernel.cu").write_text(source.text)
         if name == "lean":
             lean.write(toolchain.cutlass_include[0], folder)
-        linked = ("-shared", *(flag for flag in FLAGS if flag.startswith("-Xlinker")))
-        command = [word for word in _command(toolchain, "90a") if word not in linked]
+        command = [word for word in command_line(toolchain, source) if word not in OF_A_LIBRARY]
         command = [*command[: command.index("-o")], "-cubin", "-o", "kernel.cubin", "kernel.cu"]
         subprocess.run(command, cwd=folder, check=True, timeout=250)
         # nvcc names a module by where it was compiled.

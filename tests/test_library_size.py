@@ -294,7 +294,7 @@ def _results(name: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--library", "sets"), "library 'sets' is not known; there are single, set, oracle_paper"),
+        (("--library", "sets"), "library 'sets' is not known; there are single, set, prebuilt, oracle_paper"),
         (("--dtype", "int8"), "int8"),
         (("--layout", "rr"), "rr"),
         (("--dtype", "float64_float32"), "'float64_float32' is no dtype; there are float16, float16_float32"),

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -473,6 +474,21 @@ def test_the_native_table_is_told_of_a_workspace(recorder: Recorder, monkeypatch
     assert table.repeat(a, b, c, 1.0, 0.0) is c
     assert recorder.calls[0][1].partials == made.partials.data_ptr()
     assert recorder.calls[0][1].barriers == made.barriers.data_ptr()
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_graph_that_the_compiler_records_keeps_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = SimpleNamespace(in_recording=True)
+    trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: manager)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(stream_id=3))
+    monkeypatch.setattr(workspace, "_capture_id", lambda stream: 7)
+    device = torch.device("cpu", 0)
+    one, again = (workspace.workspace(1000, 100, device, 16) for _ in range(2))
+    assert one.barriers is not again.barriers and not workspace._captured and not workspace._kept
+    manager.in_recording = False
+    assert workspace.workspace(1000, 100, device, 16).barriers is workspace.workspace(1000, 100, device, 16).barriers
 
 
 @pytest.mark.usefixtures("eager")

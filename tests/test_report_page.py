@@ -11,8 +11,10 @@ import pytest
 from reports import FIVE, SOURCE, Checker, measured, page_of
 
 from cutlass_sk.device import PRESETS
+from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.report import grouped, of_group, page, sections, summarize
 from cutlass_sk.ensemble.report.grid import Grid
+from cutlass_sk.ensemble.report.groups import plan_text
 from cutlass_sk.ensemble.table import Table
 from cutlass_sk.ensemble.table_records import read_any
 
@@ -38,17 +40,18 @@ def test_the_page_of_the_committed_records(committed: Table) -> None:
     largest = checker.problems["groups"][0]
     assert (largest["title"], len(largest["rows"])) == ("float16: planner, back to back", 2000)
     assert largest["contenders"] == ["set", "single", "data_parallel", "cublas"]
-    row = next(row for row in largest["rows"] if row[:3] == [1176, 456, 432])
-    assert row[3] == pytest.approx([4.48, 4.48, 4.48, 4.986], rel=5e-4)
-    assert row[4] == [
-        "sm90a_f16_f16_64x96x64_n32to256_4x1_pingpong",
-        "data_parallel, 100 CTAs, along_n 1",
-    ]
-    for known in ("NVIDIA H200", "580.159.04", "2.11.0+cu130", "18ef51e", "seed 81, sha256 7418b05edeae", "contenders interleaved"):
-        assert any(known in data for tag, data in checker.texts if tag == "td"), known
+    shape = [1176, 456, 432]
+    row = next(row for row in largest["rows"] if row[:3] == shape)
+    own = groups[0].problems[Problem(*shape)]
+    assert row[3] == pytest.approx([own[name].us for name in largest["contenders"]], rel=5e-4)
+    assert row[4] == [own["set"].kernel, plan_text(own["set"])]
+    (source, *_) = committed.sources
+    for known in ("NVIDIA H200", source["driver"], source["torch"], source["commit"], "seed 81, sha256", "contenders interleaved"):
+        assert any(str(known) in data for tag, data in checker.texts if tag == "td"), known
     assert "; single Stream-K kernel over the oracle; " in text
     assert {"group", "search-m", "search-n", "search-k", "all", "count", "more"} <= {one.get("id") for _, one in checker.tags}
-    assert "1.060" in [data for tag, data in checker.texts if tag == "td"]
+    mean = groups[0].ratios["set_vs_cublas"].mean
+    assert f"{mean:.3f}" in [data for tag, data in checker.texts if tag == "td"]
 
 
 def test_the_page_needs_no_network() -> None:

@@ -192,7 +192,7 @@ def test_the_committed_records_are_the_same_times(tmp_path: Path) -> None:
                 one = times[corpus, dtype, out or dtype, row["m"], row["n"], row["k"], timing, contender]
                 assert (one.us, one.status, one.kernel, one.grid) == (value["us"], "ok", value.get("kernel"), value.get("grid"))
                 seen += 1
-    assert seen == len(found.rows) > 40_000
+    assert seen == len(found.rows) > 35_000
 
 
 @pytest.mark.parametrize(

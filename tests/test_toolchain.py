@@ -14,8 +14,10 @@ import pytest
 from cutlass_sk import env
 from cutlass_sk.errors import EnvironmentVariableError, ToolchainError
 from cutlass_sk.generator import abi
+from cutlass_sk.jit import digest
 from cutlass_sk.jit import key as key_module
-from cutlass_sk.jit.key import headers_digest, kernel_key
+from cutlass_sk.jit.digest import headers_digest
+from cutlass_sk.jit.key import kernel_key
 from cutlass_sk.jit.toolchain import MINIMUM_RELEASE, Toolchain, find_toolchain
 
 VERSION = "Cuda compilation tools, release {}, V{}.1"
@@ -160,6 +162,24 @@ def test_wrong_environment_variable(name: str, value: str, message: str, monkeyp
     assert variable.get() == variable.default
 
 
+def test_variables_are_read_in_one_place() -> None:
+    """``build`` hands the environment to nvcc; PATH and CONDA_PREFIX say where others look."""
+    allowed = {"env.py": 2, "jit/build.py": 1, "jit/toolchain.py": 2}
+    root = Path(env.__file__).parent
+    found = {
+        str(path.relative_to(root)): path.read_text(encoding="utf-8").count("os.environ") + path.read_text().count("getenv")
+        for path in root.rglob("*.py")
+    }
+    assert {name: count for name, count in found.items() if count} == allowed
+
+
+def test_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert env.unknown() == {}
+    monkeypatch.setenv("CUTLASS_SK_DEBGU", "1")
+    monkeypatch.setenv("CUTLASS_SK_COLOUR", "red")
+    assert env.unknown() == {"CUTLASS_SK_DEBGU": "CUTLASS_SK_DEBUG", "CUTLASS_SK_COLOUR": ""}
+
+
 def test_key_changes_with_each_field(toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = tmp_path / "include"
     include.mkdir()
@@ -174,6 +194,7 @@ def test_key_changes_with_each_field(toolchain: Toolchain, tmp_path: Path, monke
         kernel_key("text", ("-O3",), replace(base, nvcc_version="other"), "90a"),
         kernel_key("text", ("-O3",), replace(base, host_version="other"), "90a"),
         kernel_key("text", ("-O3",), replace(base, cutlass_version="4.2.1"), "90a"),
+        kernel_key("text", ("-O3",), replace(base, cutlass_digest="other"), "90a"),
     ]
     with monkeypatch.context() as patch:
         patch.setattr(abi, "ABI_VERSION", abi.ABI_VERSION + 1)
@@ -189,6 +210,40 @@ def test_key_changes_with_each_field(toolchain: Toolchain, tmp_path: Path, monke
 def test_key_is_the_same_wherever_the_tools_are(toolchain: Toolchain) -> None:
     moved = replace(toolchain, nvcc=Path("/elsewhere/nvcc"), host_compiler=Path("/elsewhere/g++"), cutlass_include=())
     assert kernel_key("text", (), moved, "90a") == kernel_key("text", (), toolchain, "90a")
+
+
+def test_headers_are_remembered_until_one_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    include, root = tmp_path / "include", tmp_path / "cache"
+    monkeypatch.setenv(env.CACHE_DIR.name, str(root))
+    monkeypatch.setattr(digest, "SETTLED_SECONDS", -1.0)
+    include.mkdir()
+    read: list[Path] = []
+    monkeypatch.setattr(digest, "headers_digest", lambda *includes: read.append(include) or headers_digest(*includes))
+
+    def remembered(text: str | None = None) -> str:
+        if text is not None:
+            (include / "a.h").write_text(text)
+            os.utime(include / "a.h", (1000, 1000))
+        found = digest.remembered_headers_digest(include)
+        assert found == headers_digest(include)
+        return found
+
+    first = remembered("1")
+    assert not root.exists(), "a lookup makes no cache"
+    root.mkdir(0o700)
+    assert remembered() == remembered() == first and len(read) == 2
+    assert remembered("2") != first == remembered("1"), "same size, same time of modification"
+    assert len(read) == 4
+    for damage in ("", "short", "x" * 64 + "\n", "\xe9" * 65):
+        for memo in (root / "headers").iterdir():
+            memo.write_text(damage, encoding="latin-1")
+        assert remembered() == first
+    root.chmod(0o777)
+    assert remembered() == remembered() == first and len(read) == 10, "nothing is believed that others may have written"
+    root.chmod(0o700)
+    monkeypatch.setattr(digest, "SETTLED_SECONDS", 10.0)
+    remembered("3"), remembered()
+    assert len(read) == 12, "what has just changed may do so again, unseen"
 
 
 def test_headers_digest_sees_names_and_boundaries(tmp_path: Path) -> None:

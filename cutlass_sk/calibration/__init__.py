@@ -158,7 +158,7 @@ def calibration_of(device: Device) -> Calibration:
     """The calibration that serves ``device``. CalibrationError if a file that should be read is none."""
     if path := env.CALIBRATION.get():
         return _read(path)
-    if device.index is not None and (own := own_path(device)).is_file():
+    if device.index is not None and (own := _found_own(device)) is not None:
         return _read(own)
     for name in SHIPPED:
         if name in device.name.lower():
@@ -190,11 +190,25 @@ def shipped(name: str) -> Calibration:
 
 
 def own_path(device: Device) -> Path:
-    """Where the user's own calibration of a GPU is kept."""
+    """Where the user's own calibration of a GPU is kept. CalibrationError for a user without a configuration directory."""
     from platformdirs import user_config_path
 
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower())
-    return user_config_path("cutlass_sk", appauthor=False) / "calibration" / f"{name}.json"
+    try:
+        path = user_config_path("cutlass_sk", appauthor=False) / "calibration" / f"{name}.json"
+    except RuntimeError as error:  # without HOME and without a user entry; some versions of platformdirs leave "~" as it is
+        raise CalibrationError(f"the user has no configuration directory ({error}); set HOME") from None
+    if not path.is_absolute():
+        raise CalibrationError(f"the user has no configuration directory ({path} is not absolute); set HOME")
+    return path
+
+
+def _found_own(device: Device) -> Path | None:
+    try:
+        path = own_path(device)
+        return path if path.is_file() else None
+    except (CalibrationError, OSError):  # no home, or one that cannot be read
+        return None
 
 
 def _read(path: Path) -> Calibration:

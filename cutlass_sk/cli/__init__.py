@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.console import Console
 from .. import __version__
 from ..errors import Error
 from .build import build
+from .cache import app as cache
 from .calibrate import calibrate
 from .demo import demo
 from .doctor import doctor
@@ -21,10 +23,12 @@ from .model import model
 from .plan import plan
 from .run import run
 from .schedule import schedule
+from .trace import trace
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (doctor, plan, explain, schedule, model, run, build, calibrate, demo):
+for command in (doctor, plan, explain, schedule, model, trace, run, build, calibrate, demo):
     app.command()(command)
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:
@@ -46,6 +50,9 @@ def main() -> None:
     """Runs the command line; the package's own errors, and a full GPU, end it with one red message and exit status 2."""
     # A build that is told to end takes its compilers with it, as it does at an interrupt.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may be no text in this encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="cutlass-sk")
     except (Error, torch.OutOfMemoryError) as error:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .. import __version__, calibration, extension
+from .. import __version__, calibration, env, extension
 from ..device import Device, real, resolve
 from ..errors import DeviceError, Error
-from ..jit.cache import LIBRARY, Cache
+from ..generator.catalog import kernels
+from ..jit.cache import Cache
 from ..jit.key import SCHEMA
-from ..jit.toolchain import find_toolchain
+from ..jit.root import REMEDY
+from ..jit.tidy import stored
+from ..jit.toolchain import CUTLASS_RELEASE, CUTLASS_REMEDY, find_toolchain
+from ..jit.trust import require_private
+from .driver import Driver, find_driver
 from .options import JsonOption
 
 
@@ -34,18 +37,22 @@ class Finding:
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Say what works here: GPU, compiler, CUTLASS, cache. Exit status 1 if kernels cannot be compiled."""
+    """Say what works here: GPU, driver, compiler, CUTLASS, cache. Exit status 1, with the remedy, if kernels cannot be compiled, or
+    there is a GPU and they cannot run on it."""
+    driver = find_driver()
     findings = [
         Finding("cutlass_sk", None, __version__),
-        Finding("torch", None, f"{torch.__version__} (CUDA runtime {torch.version.cuda or 'none'})"),
-        *_gpu(),
+        _torch(driver),
+        *_gpu(driver),
         _constants(),
-        *_compiler(),
+        *_compiler(driver),
         _cache(),
+        *_environment(),
         _repeated_calls(),
     ]
-    works = {finding.name: bool(finding.works) for finding in findings}
-    compiles, runs = works["compiler"] and works["cache"], works["GPU"]
+    broken = {finding.name for finding in findings if finding.works is False}
+    compiles = not broken & {"compiler", "CUTLASS", "cache", "environment"}
+    runs = not broken & {"torch", "GPU", "driver"}
     findings += [
         Finding("plan", True, "plans for this GPU, and for presets" if runs else "plans for presets, such as h200"),
         Finding("CPU tensors", True, "multiplied by the reference, slowly"),
@@ -56,12 +63,12 @@ def doctor(as_json: JsonOption = False) -> None:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         _print(findings)
-    raise typer.Exit(0 if compiles else 1)
+    raise typer.Exit(0 if compiles and (runs or driver.gpus == 0) else 1)
 
 
 def _run_verdict(runs: bool, compiles: bool) -> str:
     if runs:
-        return "compiles on first use and runs" if compiles else "runs only kernels that are in the cache already"
+        return "compiles on first use and runs" if compiles else "cannot compile what it would run"
     return "needs a GPU; kernels can be built here for one" if compiles else "needs a GPU and a compiler"
 
 
@@ -75,19 +82,36 @@ def _print(findings: list[Finding]) -> None:
             console.print(f"    {'':{width}}  -> {escape(finding.remedy)}")
 
 
-def _gpu() -> Iterator[Finding]:
-    if not torch.cuda.is_available():
+def _torch(driver: Driver) -> Finding:
+    built_for = torch.version.cuda
+    value, remedy = f"{torch.__version__} (CUDA runtime {built_for or 'none'})", ""
+    if driver.gpus and not driver.problem and not torch.cuda.is_available():
+        if built_for is None:
+            remedy = "there is a GPU, and this build of torch is without CUDA: install one for CUDA (pytorch.org)"
+        elif not driver.serves(_release(built_for)):
+            remedy = f"the driver serves {driver.cuda}: install a newer driver, or torch for that CUDA (pytorch.org)"
+        else:
+            remedy = "torch finds no GPU and the driver does: `python -c 'import torch; torch.cuda.init()'` says why"
+    return Finding("torch", False if remedy else None, value, remedy)
+
+
+def _gpu(driver: Driver) -> Iterator[Finding]:
+    if torch.cuda.is_available():
+        device = real(torch.cuda.current_device())
+        try:
+            targets = [device.architecture(spec) for spec in kernels() if spec.generation == device.generation]
+            runs, remedy = f"runs {device.generation} kernels, compiled for sm_{targets[0]}", ""
+        except DeviceError as error:
+            runs, remedy = "unsupported", str(error)
+        yield Finding("GPU", not remedy, f"{_describe(device)}; {runs}", remedy)
+    else:
         build = "" if torch.version.cuda else "a CUDA build of torch and "
         remedy = f"to run kernels: {build}a GPU of compute capability 9.0 or 8.x with its driver"
-        yield Finding("GPU", False, "torch sees none", remedy)
-        return
-    device = real(torch.cuda.current_device())
-    try:
-        generation, remedy = f"runs {device.generation} kernels", ""
-    except DeviceError as error:
-        generation, remedy = "unsupported", str(error)
-    yield Finding("GPU", not remedy, f"{_describe(device)}; {generation}", remedy)
-    yield Finding("driver", None, _driver())
+        yield Finding("GPU", False, f"torch sees none, the driver {driver.gpus}" if driver.gpus else "torch sees none", remedy)
+    if driver.problem:
+        yield Finding("driver", False, driver.module or "unknown", driver.problem)
+    elif driver.version:
+        yield Finding("driver", None, f"{driver.module}, {driver.cuda}" if driver.module else driver.cuda)
 
 
 def _constants() -> Finding:
@@ -104,41 +128,63 @@ def _describe(device: Device) -> str:
     return f"{device.name}, compute capability {major}.{minor}, {device.sms} SMs"
 
 
-def _driver() -> str:
-    """The driver's version, and the newest CUDA that it serves."""
-    from cuda.bindings import driver
-
-    status, version = driver.cuDriverGetVersion()
-    served = f"CUDA {version // 1000}.{version % 1000 // 10}" if status == driver.CUresult.CUDA_SUCCESS else str(status)
-    try:
-        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
-    except OSError:
-        found = None
-    return f"{found[1]}, {served}" if found else served
-
-
-def _compiler() -> Iterator[Finding]:
+def _compiler(driver: Driver) -> Iterator[Finding]:
     try:
         toolchain = find_toolchain()
     except Error as error:
         yield Finding("compiler", False, "cannot be used", str(error))
         return
     release = toolchain.nvcc_version.partition("\n")[0].rpartition(", ")[2]
-    yield Finding("compiler", True, f"nvcc {release}: {toolchain.nvcc}")
+    remedy = (
+        ""
+        if driver.serves(toolchain.nvcc_release)
+        else (
+            f"the driver serves {driver.cuda}, nothing later: install a newer driver, or set CUTLASS_SK_NVCC "
+            f"to an nvcc that it serves"
+        )
+    )
+    yield Finding("compiler", not remedy, f"nvcc {release}: {toolchain.nvcc}", remedy)
     yield Finding("host compiler", True, f"{toolchain.host_version}: {toolchain.host_compiler}")
-    yield Finding("CUTLASS", True, f"{toolchain.cutlass_version}: {toolchain.cutlass_include[0]}")
+    fits = toolchain.cutlass_version.startswith(f"{CUTLASS_RELEASE}.")
+    remedy = "" if fits else f"kernels are written for {CUTLASS_RELEASE}: {CUTLASS_REMEDY}"
+    yield Finding("CUTLASS", fits, f"{toolchain.cutlass_version}: {toolchain.cutlass_include[0]}", remedy)
 
 
 def _cache() -> Finding:
+    """Whether kernels can be kept: in a directory, existing or to be made, that its user alone can write to."""
     try:
-        root = Cache().root
+        cache = Cache()
+        root = cache.root
+        existing = next(path for path in (root, *root.parents) if path.exists())
+        found = stored(cache)
+        size = f"{len(found)} kernels, {sum(one.nbytes for one in found):,} bytes"
+        require_private(root, *(path for path in [root / str(SCHEMA)] if path.exists()))
+    except OSError as error:
+        return Finding("cache", False, f"{root}: cannot be read", f"{error}; {REMEDY}")
     except Error as error:
-        return Finding("cache", False, "", str(error))
-    libraries = [path.stat().st_size for path in root.glob(f"{SCHEMA}/??/*/{LIBRARY}")]
-    existing = next(path for path in (root, *root.parents) if path.exists())
-    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    value = f"{root}: {len(libraries)} kernels, {sum(libraries):,} bytes" + ("" if writable else ", read-only")
-    return Finding("cache", writable, value, "" if writable else "set CUTLASS_SK_CACHE_DIR to a directory that can be written")
+        return Finding("cache", False, "cannot be used", str(error))
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        return Finding("cache", False, f"{root}: {size}, read-only", REMEDY)
+    if os.statvfs(existing).f_flag & os.ST_NOEXEC:
+        return Finding("cache", False, f"{root}: {size}, on a filesystem mounted noexec", "set CUTLASS_SK_CACHE_DIR to another")
+    return Finding("cache", True, f"{root}: {size}, writable and private")
+
+
+def _environment() -> Iterator[Finding]:
+    """Variables with a value that cannot be used, and such as mean nothing."""
+    for variable in env.VARIABLES:
+        try:
+            variable.get()
+        except Error as error:
+            yield Finding("environment", False, variable.name, str(error))
+    for name, similar in env.unknown().items():
+        meant = f"did you mean {similar}?" if similar else "the README lists those that there are"
+        yield Finding("unknown variable", False, name, f"it means nothing here: {meant}")
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, minor, *_ = map(int, text.split("."))
+    return major, minor
 
 
 def _repeated_calls() -> Finding:

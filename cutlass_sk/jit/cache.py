@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import env
-from ..errors import ToolchainError, reason
+from ..errors import CacheError, reason
 from .key import SCHEMA
+from .lock import file_lock
+from .root import REMEDY, cache_root
+from .trust import require_private
 
 LIBRARY, SOURCE, METADATA = "kernel.so", "kernel.cu", "entry.json"
-LOCK_POLL_SECONDS = 0.05
-
-
-class Cancelled(Exception):
-    """Another thread asked a build to stop; never leaves the package."""
+DAY_SECONDS = 86400.0
+PUBLISH_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,12 @@ class Cache:
     """Entries are ``root/<schema>/<two digits>/<key>/``; ``locks`` and ``tmp`` beside them serve builds, ``root/failed`` keeps
     sources that did not compile. An entry that is damaged in any way is a miss, and the next build replaces it.
 
-    ``root`` is created, private to the user, by the first build; lookups write nothing. Default: CUTLASS_SK_CACHE_DIR, or the
-    user's cache directory.
+    ``root`` is created, private to the user, by the first build, and refused where others can write to it. Lookups write nothing
+    but the day of an entry's last use. Default: CUTLASS_SK_CACHE_DIR, or the user's cache directory.
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or env.CACHE_DIR.get() or _default_root()
+        self.root = cache_root() if root is None else Path(os.path.realpath(root))
 
     @property
     def _entries(self) -> Path:
@@ -87,49 +88,64 @@ class Cache:
         return self._entries / key[:2] / key
 
     def lookup(self, key: str) -> Entry | None:
-        """The entry, if it is there and its files have the recorded sizes and digests."""
-        path = self.entry_path(key)
-        try:
-            if not all((path / name).is_file() for name in (METADATA, LIBRARY, SOURCE)):
-                return None
-            record = json.loads((path / METADATA).read_bytes())
-            files = {name: _fingerprint(path / name) for name in (LIBRARY, SOURCE)}
-            if record.pop("files") != files or record.pop("key") != key:
-                return None
-            return Entry(key=key, path=path, library_bytes=files[LIBRARY]["bytes"], **record)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        """The entry, if it is there and whole. Raises CacheError if others can write to it."""
+        found = self.inspect(key)
+        if not isinstance(found, Entry):
             return None
+        _note_use(found)
+        return found
 
-    @contextmanager
-    def lock(self, key: str, cancelled: threading.Event) -> Iterator[None]:
-        """Holds the only right to build ``key``, over all processes. The kernel drops an flock when its holder dies.
+    def inspect(self, key: str) -> Entry | str | None:
+        """The entry if its files have the recorded digests, else what is wrong with it; None if there is none.
 
-        Raises ToolchainError if the cache cannot be written, Cancelled if ``cancelled`` is set while waiting.
+        Raises CacheError if others can write to it.
         """
-        descriptor = os.open(self._writable("locks") / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.entry_path(key)
+        if not os.path.lexists(path):
+            return None
+        files = [path / name for name in (METADATA, LIBRARY, SOURCE)]
         try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise ToolchainError(f"the kernel cache {self.root} cannot be locked: {reason(error)}; {REMEDY}") from error
-                if cancelled.wait(LOCK_POLL_SECONDS):
-                    raise Cancelled
-            yield
-        finally:
-            # Not by closing alone: a process forked meanwhile would keep the lock as long as it lives.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            require_private(self.root, self._entries, path.parent, path, *files)
+            if odd := next((file.name for file in files if not stat.S_ISREG(file.stat().st_mode)), None):
+                return f"{odd} is no file"
+            record = json.loads((path / METADATA).read_bytes())
+            if record.pop("sha256") != _record_digest(record):
+                return f"{METADATA} is not as it was written"
+            if record.pop("key") != key:
+                return f"{METADATA} is another entry's"
+            recorded = record.pop("files")
+            for name in (LIBRARY, SOURCE):
+                if recorded[name] != fingerprint(path / name):
+                    return f"{name} is not as it was written"
+            return Entry(key=key, path=path, library_bytes=recorded[LIBRARY]["bytes"], **record)
+        except FileNotFoundError as error:
+            return f"{Path(error.filename or path).name} is missing" if os.path.lexists(path) else None
+        except OSError as error:
+            return f"it cannot be read: {reason(error)}"
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return f"{METADATA} cannot be read"
 
     @contextmanager
-    def scratch(self, key: str) -> Iterator[Path]:
-        """A directory for the holder of ``key``'s lock to build in, deleted afterwards; what a killed builder left goes now."""
+    def lock(self, key: str, cancelled: threading.Event) -> Iterator[bool]:
+        """The right to build ``key`` over all processes, as ``file_lock`` gives it; yields whether it is held.
+
+        Raises CacheError if the cache cannot be written, Cancelled if ``cancelled`` is set while waiting.
+        """
+        with file_lock(self._writable("locks") / key, cancelled) as alone:
+            yield alone
+
+    @contextmanager
+    def scratch(self, key: str, alone: bool = True) -> Iterator[Path]:
+        """A directory to build in, deleted afterwards. ``alone``: whether the key's lock is held.
+
+        What killed builders left goes now.
+        """
         parent = self._writable("tmp")
-        for stale in parent.glob(f"{key}-*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        directory = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=parent))
+        directory = Path(tempfile.mkdtemp(prefix=f"{key}-{_boot()}-", dir=parent))
+        now = directory.stat().st_mtime  # by the filesystem's own clock
+        for other in parent.glob(f"{key}-*"):
+            if other != directory and is_left_over(other, alone, now):
+                shutil.rmtree(other, ignore_errors=True)
         try:
             yield directory
         finally:
@@ -138,26 +154,36 @@ class Cache:
     def publish(self, key: str, directory: Path, metadata: Metadata) -> Entry:
         """Makes ``kernel.so`` and ``kernel.cu`` of ``directory`` (in a ``scratch``) the entry of ``key``, all at once.
 
-        For the holder of the key's lock. A library that some process has loaded is never written to.
+        An entry that is there already stays if it is whole: without a lock, another builder may have been faster. A library that
+        some process has loaded is never written to.
         """
-        new, old = directory / "new", directory / "old"
+        new = directory / "new"
         new.mkdir(mode=0o700)
         for name in (LIBRARY, SOURCE):
             (directory / name).rename(new / name)
-        files = {name: _fingerprint(new / name) for name in (LIBRARY, SOURCE)}
-        (new / METADATA).write_text(json.dumps({"key": key, **asdict(metadata), "files": files}, indent=1) + "\n")
+        write_record(new, key, metadata)
+        library_bytes = (new / LIBRARY).stat().st_size
         path = self.entry_path(key)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        if os.path.lexists(path):
-            path.rename(old)
-        new.rename(path)
         shutil.rmtree(self._failed(key), ignore_errors=True)
-        return Entry(key=key, path=path, library_bytes=files[LIBRARY]["bytes"], **asdict(metadata))
+        for attempt in range(PUBLISH_ATTEMPTS):
+            if (entry := self.lookup(key)) is not None:
+                return entry
+            with suppress(FileNotFoundError):
+                path.rename(directory / f"old-{attempt}")
+            try:
+                new.rename(path)
+                return Entry(key=key, path=path, library_bytes=library_bytes, **asdict(metadata))
+            except OSError as error:  # there is one again
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+        raise CacheError(f"{path} cannot be replaced: {self.inspect(key)}; {REMEDY}")
 
     def keep_failure(self, key: str, directory: Path, log: str) -> Path:
         """Keeps the source and the log of a build that failed; returns the path of the kept source."""
         failed = self._failed(key)
-        failed.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (failed.parent, failed):
+            place.mkdir(mode=0o700, exist_ok=True)
         (failed / "log.txt").write_text(log, encoding="utf-8", errors="replace")
         return (directory / SOURCE).replace(failed / SOURCE)
 
@@ -165,32 +191,67 @@ class Cache:
         return self.root / "failed" / key
 
     def _writable(self, name: str) -> Path:
-        """A directory for builds, created if need be."""
+        """A directory for builds, created if need be, as private as all above it."""
         directory = self._entries / name
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._entries.mkdir(mode=0o700, exist_ok=True)
-            directory.mkdir(mode=0o700, exist_ok=True)
+            missing = [place for place in (self.root, *self.root.parents) if not place.exists()]
+            for place in (*reversed(missing), self._entries, directory):
+                place.mkdir(mode=0o700, exist_ok=True)
+            require_private(self.root, self._entries, directory)
             writable = os.access(directory, os.W_OK)
         except OSError as error:
-            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {reason(error)}; {REMEDY}") from error
+            raise CacheError(f"the kernel cache {self.root} cannot be written: {reason(error)}; {REMEDY}") from error
         if not writable:
-            raise ToolchainError(f"the kernel cache {self.root} cannot be written: {directory} is read-only; {REMEDY}")
+            raise CacheError(f"the kernel cache {self.root} cannot be written: {directory} is read-only; {REMEDY}")
         return directory
 
 
-REMEDY = "set CUTLASS_SK_CACHE_DIR to a directory that can be written"
+def is_left_over(scratch: Path, alone: bool, now: float) -> bool:
+    """Whether nobody builds in a ``scratch`` any more. ``alone``: its key's lock is held; ``now``: the time, for the others.
+
+    A lock says so of builds on this host; those on others may not see it, and get a day.
+    """
+    try:
+        return (alone and scratch.name.split("-")[1] == _boot()) or now - scratch.stat().st_mtime > DAY_SECONDS
+    except OSError:  # it has just gone
+        return False
 
 
-def _default_root() -> Path:
-    from platformdirs import user_cache_path
+def write_record(directory: Path, key: str, metadata: Metadata) -> None:
+    """Completes an entry in ``directory``, which holds its library and source: private, on the disk, with the digests."""
+    paths = [directory / LIBRARY, directory / SOURCE, directory / METADATA]
+    record = {"key": key, **asdict(metadata), "files": {path.name: fingerprint(path) for path in paths[:2]}}
+    paths[2].write_text(json.dumps({**record, "sha256": _record_digest(record)}, indent=1) + "\n", encoding="utf-8")
+    for path in paths:
+        with suppress(PermissionError):  # a filesystem without modes
+            path.chmod(0o600)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # shows what could not be written, too
 
-    root = user_cache_path("cutlass_sk")
-    if not root.is_absolute():  # without HOME and without a user entry, "~" stays as it is
-        raise ToolchainError(f"the user has no cache directory ({root} is not absolute): {REMEDY}")
-    return root
 
-
-def _fingerprint(path: Path) -> dict[str, Any]:
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and digest of a file, as they are recorded."""
     data = path.read_bytes()
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _record_digest(record: dict[str, Any]) -> str:
+    """Digest of all of an entry's record but the digest itself."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _note_use(entry: Entry) -> None:
+    """The time of the record's file is the day of the entry's last use, which ``prune`` goes by and nothing else."""
+    with suppress(OSError):
+        path = entry.path / METADATA
+        if abs(time.time() - path.stat().st_mtime) > DAY_SECONDS:
+            os.utime(path)
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    """Names this run of the system, in which locks hold on every filesystem that has them."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return "unknown0"

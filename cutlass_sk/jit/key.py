@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..generator import abi
+from .digest import fields_digest, headers_digest
 from .toolchain import Toolchain
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when the fields of the key or the layout of a cache entry change."""
 
 
 def kernel_key(text: str, flags: Sequence[str], toolchain: Toolchain, architecture: str) -> str:
     """SHA-256, in hexadecimal, of labelled fields; equal keys mean interchangeable binaries.
 
-    ``flags`` are nvcc's options without directories: a key is the same wherever the tools are installed. CUTLASS's headers count
-    through the wheel's version, our own through their contents.
+    ``flags`` are nvcc's options without directories: a key is the same wherever the tools are installed. CUTLASS's headers and our
+    own count through their contents, CUDA's and the host compiler's through the versions of nvcc and the host compiler.
     """
     fields = {
         "schema": str(SCHEMA),
@@ -26,23 +25,9 @@ def kernel_key(text: str, flags: Sequence[str], toolchain: Toolchain, architectu
         "nvcc": toolchain.nvcc_version,
         "host_compiler": toolchain.host_version,
         "cutlass": toolchain.cutlass_version,
+        "cutlass_headers": toolchain.cutlass_digest,
         "headers": headers_digest(toolchain.own_include),
         "flags": "\n".join(flags),
         "text": text,
     }
-    return _digest(fields)
-
-
-def headers_digest(include: Path) -> str:
-    """Digest of the names and contents of all files below ``include``."""
-    files = sorted(path for path in include.rglob("*") if path.is_file())
-    return _digest({path.relative_to(include).as_posix(): path.read_text(encoding="utf-8") for path in files})
-
-
-def _digest(fields: dict[str, str]) -> str:
-    digest = hashlib.sha256()
-    for label, value in fields.items():
-        data = value.encode()
-        digest.update(f"{label} {len(data)}\n".encode())  # the length keeps one field's end from reading as the next one's start
-        digest.update(data)
-    return digest.hexdigest()
+    return fields_digest((label, value.encode()) for label, value in fields.items())

@@ -1,4 +1,4 @@
-"""CUTLASS's headers without what no kernel of ours uses: what is left compiles in less than half the time, to the same machine code.
+"""CUTLASS's headers without what no kernel of ours uses: the rest compiles in a third of the time, to the same machine code.
 
 ``cute/atom/mma_atom.hpp`` includes every tensor-core instruction of every architecture, 9 of the 15 MB that a kernel's translation
 unit had. Copies of a few headers, cut down, lie in front of CUTLASS's own where kernels are compiled.

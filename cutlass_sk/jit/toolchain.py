@@ -9,15 +9,20 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from .. import env, generator
 from ..errors import ToolchainError
+from .digest import headers_digest, remembered_headers_digest
 
 MINIMUM_RELEASE = (12, 3)
 """The oldest nvcc with which CUTLASS 4.2 enables all of its sm_90a instructions. The project is tested with 13.0."""
+
+CUTLASS_RELEASE = "4.2"
+CUTLASS_REMEDY = f"`pip install 'nvidia-cutlass=={CUTLASS_RELEASE}.*'`"
 
 _REMEDY = "install the compiler with `pip install 'cutlass-sk[nvcc]'`, or set CUTLASS_SK_NVCC to the nvcc of a CUDA toolkit"
 
@@ -37,8 +42,9 @@ class Toolchain:
 
     nvcc, nvcc_version            the compiler and its release and build lines
     host_compiler, host_version   the C++ compiler that nvcc drives and the first line of its ``--version``
-    cutlass_version               version of the nvidia-cutlass wheel, which covers the contents of ``cutlass_include``
+    cutlass_version               version of the nvidia-cutlass wheel
     cutlass_include               CUTLASS's include directories
+    cutlass_digest                their contents, read once
     own_include                   the include directory of ``cutlass_sk.generator``
     cuda_libraries                the directory of libcudart_static.a
     """
@@ -49,8 +55,21 @@ class Toolchain:
     host_version: str
     cutlass_version: str
     cutlass_include: tuple[Path, ...]
+    cutlass_digest: str
     own_include: Path
     cuda_libraries: Path
+
+    @property
+    def nvcc_release(self) -> tuple[int, int]:
+        """(major, minor) of the CUDA release that nvcc is of."""
+        return _release(self.nvcc_version)
+
+    def reread(self) -> Toolchain:
+        """The same with CUTLASS's headers as they are now; if these have changed, the next ``find_toolchain`` looks anew, too."""
+        current = replace(self, cutlass_digest=headers_digest(*self.cutlass_include))
+        if current != self:
+            _find_toolchain.cache_clear()
+        return current
 
 
 def find_toolchain() -> Toolchain:
@@ -61,24 +80,29 @@ def find_toolchain() -> Toolchain:
 
     Raises ToolchainError if a part is missing, does not run or is too old.
     """
-    settings = tuple(os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "NVCC_CCBIN", "PATH"))
-    return _find_toolchain(env.NVCC.get(), settings)
+    settings = (env.CUDA_HOME.get(), env.CUDA_PATH.get(), env.NVCC_CCBIN.get())
+    elsewhere = (os.environ.get("CONDA_PREFIX"), os.environ.get("PATH"))  # where pathfinder and the system look
+    return _find_toolchain(env.NVCC.get(), settings, elsewhere)
 
 
 @lru_cache(maxsize=8)
-def _find_toolchain(chosen: Path | None, settings: tuple[str, ...]) -> Toolchain:
+def _find_toolchain(chosen: Path | None, settings: tuple[str, ...], elsewhere: tuple[str | None, ...]) -> Toolchain:
     nvcc, origin = _find_nvcc(chosen)
     host_compiler = _find_host_compiler()
     cutlass_version, cutlass_include = _find_cutlass()
-    version = _nvcc_version(nvcc, origin)
-    cuda_libraries = _check_parts(nvcc, origin, host_compiler)
+    with ThreadPoolExecutor(1) as reader:  # while this thread waits for nvcc and the host compiler
+        cutlass_digest = reader.submit(remembered_headers_digest, *cutlass_include)
+        version = _nvcc_version(nvcc, origin)
+        cuda_libraries = _check_parts(nvcc, origin, host_compiler)
+        host_version = _run([str(host_compiler), "--version"], "the host compiler").partition("\n")[0]
     return Toolchain(
         nvcc=nvcc,
         nvcc_version=version,
         host_compiler=host_compiler,
-        host_version=_run([str(host_compiler), "--version"], "the host compiler").partition("\n")[0],
+        host_version=host_version,
         cutlass_version=cutlass_version,
         cutlass_include=cutlass_include,
+        cutlass_digest=cutlass_digest.result(),
         own_include=Path(generator.__file__).parent / "include",
         cuda_libraries=cuda_libraries,
     )
@@ -88,10 +112,10 @@ def _find_nvcc(chosen: Path | None) -> tuple[Path, str]:
     """nvcc and, for messages, where it was found."""
     if chosen is not None:
         return chosen, "CUTLASS_SK_NVCC"
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        root = os.environ.get(variable)
+    for variable in (env.CUDA_HOME, env.CUDA_PATH):
+        root = variable.get()
         if root and (found := shutil.which("nvcc", path=os.path.join(root, "bin"))):
-            return Path(found), variable
+            return Path(found), variable.name
     from cuda.pathfinder import find_nvidia_binary_utility
 
     if found := find_nvidia_binary_utility("nvcc"):
@@ -102,7 +126,7 @@ def _find_nvcc(chosen: Path | None) -> tuple[Path, str]:
 
 
 def _find_host_compiler() -> Path:
-    name = os.environ.get("NVCC_CCBIN") or "g++"
+    name = env.NVCC_CCBIN.get() or "g++"
     found = shutil.which(os.path.join(name, "g++") if os.path.isdir(name) else name)
     if found is None:
         raise ToolchainError(f"the host compiler {name} was not found: install g++, or set NVCC_CCBIN to the one to use")
@@ -114,7 +138,7 @@ def _find_cutlass() -> tuple[str, tuple[Path, ...]]:
     package = importlib.util.find_spec("cutlass_library")
     root = None if package is None or package.origin is None else Path(package.origin).parent / "source"
     if root is None or not (root / "include" / "cutlass" / "cutlass.h").is_file():
-        raise ToolchainError("the CUTLASS headers were not found: `pip install 'nvidia-cutlass>=4.2,<4.3'`")
+        raise ToolchainError(f"the CUTLASS headers were not found: {CUTLASS_REMEDY}")
     return importlib.metadata.version("nvidia-cutlass"), (root / "include", root / "tools" / "util" / "include")
 
 
@@ -137,10 +161,15 @@ def _nvcc_version(nvcc: Path, origin: str) -> str:
     found = re.search(r"^Cuda compilation tools, release (\d+)\.(\d+).*$(\n^Build .*$)?", text, re.MULTILINE)
     if found is None:
         raise ToolchainError(f"{what} is not nvcc: `--version` says {text.strip()[-500:]!r}; {_REMEDY}")
-    if (int(found[1]), int(found[2])) < MINIMUM_RELEASE:
-        least = ".".join(map(str, MINIMUM_RELEASE))
-        raise ToolchainError(f"{what} is CUDA {found[1]}.{found[2]}, and {least} or later is needed: {_REMEDY}")
+    if (release := _release(found[0])) < MINIMUM_RELEASE:
+        least, version = (".".join(map(str, numbers)) for numbers in (MINIMUM_RELEASE, release))
+        raise ToolchainError(f"{what} is CUDA {version}, and {least} or later is needed: {_REMEDY}")
     return found[0]
+
+
+def _release(version: str) -> tuple[int, int]:
+    found = re.search(r"release (\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _check_parts(nvcc: Path, origin: str, host_compiler: Path) -> Path:

@@ -144,6 +144,8 @@ def curve_table(points: Sequence[Point]) -> Table:
 def _library(name: Name, request: Request, build: bool) -> Library:
     if name == "manifest":
         return library_size.counted(request)
+    if name == "prebuilt":
+        return library_size.shipped(request)
     if name in ("cublas", "cublaslt"):
         return library_size.bought(name, lambda text: Console(stderr=True, highlight=False).print(text, soft_wrap=True))
     return library_size.weigh(name, request, build=build)

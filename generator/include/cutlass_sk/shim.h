@@ -37,13 +37,15 @@ inline bool aligned(void const* pointer, int64_t bytes) {
   return pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-/// Lets a kernel use more than 48 KiB of shared memory, once a device.
-inline cudaError_t allow_shared_memory(void const* kernel, int bytes, int device) {
+/// Lets a shim's kernel use more than 48 KiB of shared memory, once a device.
+template <class Shim>
+cudaError_t allow_shared_memory(int device) {
   constexpr int kDevices = 64;
   static std::atomic<bool> done[kDevices];
   if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
   if (done[device].load(std::memory_order_acquire)) return cudaSuccess;
-  cudaError_t const error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t const error =
+      cudaFuncSetAttribute(Shim::function(), cudaFuncAttributeMaxDynamicSharedMemorySize, Shim::kSharedMemoryBytes);
   if (error == cudaSuccess) done[device].store(true, std::memory_order_release);
   return error;
 }
@@ -160,7 +162,7 @@ int32_t prepare(CutlassSkLaunch const* launch, void* memory, int64_t bytes, Cutl
     if (cudaError_t error = cudaSetDevice(launch->device)) return fail_cuda(result, error, "cudaSetDevice");
   }
   if constexpr (Shim::kSharedMemoryBytes > (48 << 10)) {
-    if (cudaError_t error = allow_shared_memory(Shim::function(), Shim::kSharedMemoryBytes, launch->device)) {
+    if (cudaError_t error = allow_shared_memory<Shim>(launch->device)) {
       return fail_cuda(result, error, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
     }
   }
@@ -216,21 +218,30 @@ int32_t enqueue(void const* memory, CutlassSkAddresses const* addresses, Cutlass
   return CUTLASS_SK_OK;
 }
 
-/// A shim's kernel as the exported functions of this shared object. A shim has Params, kRules, kThreads, kSharedMemoryBytes,
-/// kClustered, function, describe, query, check_plan, check_extents, grid, cluster, make_params and set_addresses.
-#define CUTLASS_SK_EXPORT_KERNEL(Shim, Name)                                                                                  \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_describe(CutlassSkDescription* out) { return cutlass_sk::describe<Shim>(out, Name); }  \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_query(CutlassSkProblem const* problem, CutlassSkPlan const* plan, CutlassSkQuery* out, \
-                                             CutlassSkResult* result) {                                                       \
-    return cutlass_sk::query<Shim>(problem, plan, out, result);                                                               \
-  }                                                                                                                           \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_prepare(CutlassSkLaunch const* launch, void* prepared, int64_t bytes,                  \
-                                               CutlassSkResult* result) {                                                     \
-    return cutlass_sk::prepare<Shim>(launch, prepared, bytes, result);                                                        \
-  }                                                                                                                           \
-  CUTLASS_SK_EXPORT int32_t cutlass_sk_enqueue(void const* prepared, CutlassSkAddresses const* addresses,                     \
-                                               CutlassSkResult* result) {                                                     \
-    return cutlass_sk::enqueue<Shim>(prepared, addresses, result);                                                            \
+/// What the names of the exported functions end in, where a library holds several kernels.
+#ifndef CUTLASS_SK_SUFFIX
+#define CUTLASS_SK_SUFFIX
+#endif
+#define CUTLASS_SK_JOINED(name, suffix) name##suffix
+#define CUTLASS_SK_NAMED(name, suffix) CUTLASS_SK_JOINED(name, suffix)
+
+/// A shim's kernel as exported functions. A shim has Params, kRules, kThreads, kSharedMemoryBytes, kClustered, function, describe,
+/// query, check_plan, check_extents, grid, cluster, make_params and set_addresses.
+#define CUTLASS_SK_EXPORT_KERNEL(Shim, Name)                                                                                       \
+  CUTLASS_SK_EXPORT int32_t CUTLASS_SK_NAMED(cutlass_sk_describe, CUTLASS_SK_SUFFIX)(CutlassSkDescription * out) {                 \
+    return cutlass_sk::describe<Shim>(out, Name);                                                                                  \
+  }                                                                                                                                \
+  CUTLASS_SK_EXPORT int32_t CUTLASS_SK_NAMED(cutlass_sk_query, CUTLASS_SK_SUFFIX)(                                                 \
+      CutlassSkProblem const* problem, CutlassSkPlan const* plan, CutlassSkQuery* out, CutlassSkResult* result) {                  \
+    return cutlass_sk::query<Shim>(problem, plan, out, result);                                                                    \
+  }                                                                                                                                \
+  CUTLASS_SK_EXPORT int32_t CUTLASS_SK_NAMED(cutlass_sk_prepare, CUTLASS_SK_SUFFIX)(CutlassSkLaunch const* launch, void* prepared, \
+                                                                                    int64_t bytes, CutlassSkResult* result) {      \
+    return cutlass_sk::prepare<Shim>(launch, prepared, bytes, result);                                                             \
+  }                                                                                                                                \
+  CUTLASS_SK_EXPORT int32_t CUTLASS_SK_NAMED(cutlass_sk_enqueue, CUTLASS_SK_SUFFIX)(                                               \
+      void const* prepared, CutlassSkAddresses const* addresses, CutlassSkResult* result) {                                        \
+    return cutlass_sk::enqueue<Shim>(prepared, addresses, result);                                                                 \
   }
 
 }  // namespace cutlass_sk

@@ -1,0 +1,45 @@
+"""Arrays of other libraries as tensors, without a copy: DLPack (CuPy, JAX, NumPy) and ``__cuda_array_interface__`` (Numba)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from .errors import OperandError
+
+
+def as_tensor(name: str, array: Any) -> torch.Tensor:
+    """``array`` itself if it is a tensor, else a tensor of the same memory, on the device where it lies.
+
+    Raises OperandError for what shares no memory: lists, numbers, arrays with negative strides, dtypes that torch lacks.
+    """
+    if isinstance(array, torch.Tensor):
+        return array
+    strides = getattr(array, "strides", None) or getattr(array, "__cuda_array_interface__", {}).get("strides")
+    if isinstance(strides, tuple) and any(stride < 0 for stride in strides):  # torch.from_dlpack would end the process
+        raise OperandError(f"{name} is a {_kind(array)} with negative strides {strides}, which torch lacks; pass a copy of it")
+    try:
+        if hasattr(array, "__dlpack__"):
+            return from_dlpack(array)
+        if hasattr(array, "__cuda_array_interface__"):
+            return _of_interface(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise OperandError(
+            f"{name} is a {_kind(array)} that torch cannot share ({error}); pass a contiguous, writable one"
+        ) from None
+    raise OperandError(f"{name} is a {_kind(array)}; pass a torch.Tensor, or an array with __dlpack__ or __cuda_array_interface__")
+
+
+def _of_interface(array: Any) -> torch.Tensor:
+    """The current stream waits for the array's, as version 3 of the interface asks of consumers."""
+    made = torch.as_tensor(array, device="cuda")
+    stream = array.__cuda_array_interface__.get("stream")
+    if stream:
+        torch.cuda.current_stream(made.device).wait_stream(torch.cuda.ExternalStream(stream, device=made.device))
+    return made
+
+
+def _kind(array: Any) -> str:
+    return f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,87 @@
+"""Products of data: what the operators and functions of PyTorch's face come down to. They record and look at nothing else."""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import OperandError
+from .gemm import Gemm
+
+Dtype = torch.dtype | None
+
+gemms: dict[tuple[torch.dtype, Dtype], Gemm] = {}
+"""A Gemm for each (dtype, out_dtype) that was asked for; out_dtype None is dtype."""
+
+
+def gemm_of(dtype: torch.dtype, out_dtype: Dtype) -> Gemm:
+    """The Gemm that all operators share. Raises DtypeError where no kernel exists."""
+    found = gemms.get((dtype, out_dtype))
+    if found is None:
+        same = gemms.setdefault((dtype, out_dtype or dtype), Gemm(dtype, out_dtype=out_dtype))
+        found = gemms.setdefault((dtype, out_dtype), same)
+    return found
+
+
+def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: Dtype = None, alpha: float = 1.0) -> torch.Tensor:
+    return gemm_of(a.dtype, out_dtype).run(_bare(a), _bare(b), alpha=alpha)
+
+
+def addmm(
+    input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float = 1.0, alpha: float = 1.0, out_dtype: Dtype = None
+) -> torch.Tensor:
+    check_2d(a, b)
+    out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype or a.dtype, device=a.device)
+    addmm_out(input, a, b, out, beta, alpha)
+    return out
+
+
+def bmm(a: torch.Tensor, b: torch.Tensor, out_dtype: Dtype = None) -> torch.Tensor:
+    check_batch(a, b)
+    out = torch.empty(a.shape[0], a.shape[1], b.shape[2], dtype=out_dtype or a.dtype, device=a.device)
+    gemm, a, b = gemm_of(a.dtype, out_dtype), _bare(a), _bare(b)
+    for x, y, z in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
+        gemm.run(x, y, z)
+    return out
+
+
+def mm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, alpha: float = 1.0) -> None:
+    gemm_of(a.dtype, out.dtype).run(_bare(a), _bare(b), _bare(out), alpha=alpha)
+
+
+def addmm_out(
+    input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, beta: float = 1.0, alpha: float = 1.0
+) -> None:
+    """``out`` may be ``input``."""
+    check_2d(a, b)
+    gemm, out = gemm_of(a.dtype, out.dtype), _bare(out)
+    expanded = expanded_to(input, (a.shape[0], b.shape[1]))
+    if tuple(out.shape) != tuple(expanded.shape):
+        raise OperandError(f"out must be (m={expanded.shape[0]}, n={expanded.shape[1]}); it is {tuple(out.shape)}")
+    if beta != 0 and input is not out:
+        out.copy_(_bare(expanded))
+    gemm.run(_bare(a), _bare(b), out, alpha=alpha, beta=beta)
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its gradient, and no Parameter: what repeated calls are recognised by."""
+    return tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach()
+
+
+def check_2d(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dim() != 2 or b.dim() != 2:
+        raise OperandError(f"a and b must have 2 dimensions; their shapes are {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.shape[1] != b.shape[0]:
+        (m, k), (k_b, n) = a.shape, b.shape
+        raise OperandError(f"a's k ({k}) must equal b's k ({k_b}): a is (m={m}, k={k}), b is (k={k_b}, n={n})")
+
+
+def check_batch(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise OperandError(f"a must be (l, m, k) and b (l, k, n); they are {tuple(a.shape)} and {tuple(b.shape)}")
+
+
+def expanded_to(input: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    try:
+        return input.expand(shape)
+    except RuntimeError:
+        raise OperandError(f"input of shape {tuple(input.shape)} cannot be broadcast to (m={shape[0]}, n={shape[1]})") from None
