@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import packing
 from .dtypes import torch_dtype
 from .errors import DtypeError, OperandError
 from .generator.spec import KernelSpec, Layout
@@ -104,8 +105,10 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
     matrix_b = None if pad_k or pad_n else as_matrix(b, spec.alignment)
     if matrix_a is not None and matrix_a.layout == "n" and m % step:
         matrix_a = None
-    matrix_a = matrix_a or _packed(a, 0, pad_k, spec.alignment, any_layout=step == 1)
-    matrix_b = matrix_b or _packed(b, pad_k, pad_n, spec.alignment, any_layout=step == 1)
+    copies: list[packing.Pair] = []
+    matrix_a = matrix_a or _packed(a, 0, pad_k, spec.alignment, copies, any_layout=step == 1)
+    matrix_b = matrix_b or _packed(b, pad_k, pad_n, spec.alignment, copies, any_layout=step == 1)
+    packing.copy(copies)
     result = None
     if pad_n or not is_row_major(c, spec.alignment_c):
         result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
@@ -157,11 +160,13 @@ def _leading(rows: int, columns: int, row_stride: int, column_stride: int, align
     return row_stride if row_stride >= columns and row_stride % alignment == 0 else 0
 
 
-def _packed(tensor: torch.Tensor, pad_rows: int, pad_columns: int, alignment: int, *, any_layout: bool) -> Matrix:
-    """A copy with an aligned leading dimension, and zeros in the padding that the kernel computes with: row-major, or as ``tensor``
-    lies if it may be of ``any_layout``, since to transpose costs several times the copy."""
+def _packed(
+    tensor: torch.Tensor, pad_rows: int, pad_columns: int, alignment: int, copies: list[packing.Pair], *, any_layout: bool
+) -> Matrix:
+    """Memory with an aligned leading dimension, and zeros in the padding that the kernel computes with: row-major, or as ``tensor``
+    lies if it may be of ``any_layout``, since to transpose costs several times the copy. The copy itself is added to ``copies``."""
     if any_layout and is_column_major(tensor):
-        turned = _packed(tensor.t(), pad_columns, pad_rows, alignment, any_layout=False)
+        turned = _packed(tensor.t(), pad_columns, pad_rows, alignment, copies, any_layout=False)
         return Matrix(turned.tensor.t(), "n", turned.leading)
     rows, columns = tensor.shape
     buffer = _buffer(rows + pad_rows, columns + pad_columns, alignment, tensor)
@@ -169,7 +174,7 @@ def _packed(tensor: torch.Tensor, pad_rows: int, pad_columns: int, alignment: in
         buffer[:, columns:].zero_()
     if pad_rows:
         buffer[rows:].zero_()
-    buffer[:rows, :columns].copy_(tensor)
+    copies.append((tensor, buffer[:rows, :columns]))
     return Matrix(buffer, "t", leading_dimension(buffer, alignment))
 
 

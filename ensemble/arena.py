@@ -14,7 +14,7 @@ from math import inf
 
 import torch
 
-from cutlass_sk import env, operands
+from cutlass_sk import env, operands, packing
 from cutlass_sk.device import Device
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.ensemble.attempt import (
@@ -228,12 +228,14 @@ class Arena:
             return launch
 
         def packed(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+            copies: list[packing.Pair] = []
             if ready.a.tensor is not views[0]:
-                ready.a.tensor[:m, :k].copy_(a)
+                copies.append((a, ready.a.tensor[:m, :k]))
                 a = ready.a.tensor
             if ready.b.tensor is not views[1]:
-                ready.b.tensor[:k, :n].copy_(b)
+                copies.append((b, ready.b.tensor[:k, :n]))
                 b = ready.b.tensor
+            packing.copy(copies)
             launch(a.data_ptr(), b.data_ptr(), (c if ready.result is None else ready.c).data_ptr())
             if ready.result is not None:
                 c.copy_(ready.c[:, :n])

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cutlass_sk import Gemm, env
+from cutlass_sk import Gemm, env, packing
 from cutlass_sk.calibration import calibration_of
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble.attempt import QUICK
@@ -95,6 +95,7 @@ def opened(
         build([spec for spec in specs if setup.device.architecture(spec) == architecture], architecture)
     for spec in specs:
         load_kernel(spec, setup.device.architecture(spec))
+    packing.build(setup.device)
     arena = Arena(setup.dtype, setup.out_dtype, setup.layouts, setup.device, QUICK, stream)
     return arena, TOLERANCE[setup.dtype, setup.out_dtype]
 

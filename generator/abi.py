@@ -9,6 +9,7 @@ from enum import IntEnum
 ABI_VERSION = 3
 
 DESCRIBE, QUERY, PREPARE, ENQUEUE = "cutlass_sk_describe", "cutlass_sk_query", "cutlass_sk_prepare", "cutlass_sk_enqueue"
+PACK = "cutlass_sk_pack"
 
 
 class Status(IntEnum):
@@ -120,6 +121,30 @@ class LaunchStruct(ctypes.Structure):
         ("problem", ProblemStruct),
         ("plan", PlanStruct),
         ("addresses", AddressesStruct),
+    )
+
+
+class PackMatrixStruct(ctypes.Structure):
+    """CutlassSkPackMatrix: lines of contiguous bytes, and where they are copied."""
+
+    _fields_ = (
+        ("from_", c_void_p),
+        ("to", c_void_p),
+        ("lines", c_int64),
+        ("line_bytes", c_int64),
+        ("from_leading", c_int64),
+        ("to_leading", c_int64),
+    )
+
+
+class PackStruct(ctypes.Structure):
+    """CutlassSkPack: up to two matrices to copy. ``struct_bytes`` is set by the caller."""
+
+    _fields_ = (
+        ("struct_bytes", c_int32),
+        ("programmatic", c_int32),
+        ("matrices", PackMatrixStruct * 2),
+        ("stream", c_void_p),
     )
 
 

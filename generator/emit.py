@@ -49,6 +49,12 @@ using Shim = cutlass_sk::{shim_class}<{namespace}::{operation}>;
 CUTLASS_SK_EXPORT_KERNEL(Shim, "{name}")
 """
 
+PACK = """\
+// packs operands whose lines start anywhere
+#include "cutlass_sk/pack.h"
+"""
+"""The text of the library that packs operands; ``abi.PACK`` is its one function."""
+
 DATA_PARALLEL_TEMPLATE = """\
 // {name}, data-parallel alone
 {includes}

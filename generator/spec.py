@@ -153,7 +153,7 @@ class KernelSpec:
     @property
     def alignment_c(self) -> int:
         """Elements of c that its pointer and leading dimension must be multiples of."""
-        return 1 if self.dtype == "float64" else 16 // ELEMENT_BYTES[self.out_dtype]
+        return 1 if self.api == "3x" or self.dtype == "float64" else 16 // ELEMENT_BYTES[self.out_dtype]
 
     @property
     def cluster_size(self) -> int:

@@ -365,9 +365,7 @@ def test_unaligned_operands_are_packed(a: Callable[[], torch.Tensor], b: Callabl
         if as_matrix(operand, 8) is None:
             assert matrix.layout == ("n" if is_column_major(operand) else "t")
             assert matrix.tensor.untyped_storage().data_ptr() != operand.untyped_storage().data_ptr()
-    assert ready.result is c and torch.equal(ready.c, before) and is_row_major(ready.c, 8)
-    assert ready.c.untyped_storage().data_ptr() != c.untyped_storage().data_ptr()
-    assert torch.equal(c, before)
+    assert ready.result is None and ready.c is c and torch.equal(c, before)  # stores go to any address
 
 
 def poison_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,9 +426,11 @@ def test_fp64_kernels_that_load_by_tma_have_odd_rows_padded_but_not_those_of_c()
 
 def test_an_unread_c_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_memory(monkeypatch)
-    c = numbers(16, 17)[:, 1:]
+    c = numbers(16, 32)[:, ::2]
     ready = prepare(numbers(16, 16), numbers(16, 16), c, HOPPER, read_c=False)
     assert ready.result is c and ready.c.isnan().all()
+    read = prepare(numbers(16, 16), numbers(16, 16), c, HOPPER, read_c=True)
+    assert read.result is c and torch.equal(read.c, c)
 
 
 def test_the_leading_dimension_of_a_single_row_is_aligned() -> None:

@@ -1,4 +1,4 @@
-/// c = alpha * sums + beta * c for tiles of any width, 32 columns at a time, with ordinary stores.
+/// c = alpha * sums + beta * c for tiles of any width, 32 columns at a time, with ordinary stores, to any address.
 ///
 /// TMA would store whole boxes, but to hand it one takes a fence, a barrier and a thread that waits: more time than a short tile's
 /// products take. Float32 sums go from registers to whole sectors of memory; 16-bit ones pass through shared memory, to become
@@ -20,7 +20,7 @@ class WgmmaEpilogue {
   using ElementC = Element_;
   using StrideC = cutlass::detail::TagToStrideC_t<LayoutC>;
   using StrideD = StrideC;
-  static constexpr int kAlignmentBytes = 16;
+  static constexpr int kAlignmentBytes = int(sizeof(Element_));
   static constexpr int kColumns = 32, kRows = 64;
   static constexpr int kSums = kRows * kColumns / cutlass::NumThreadsPerWarpGroup;  ///< of a thread
 
@@ -31,7 +31,7 @@ class WgmmaEpilogue {
   static_assert(kStaged || kBytes == 4);
   /// Of 64 x 32 staged elements: contiguous ones, and how many a thread stores at once.
   static constexpr int kInner = kRowMajor ? kColumns : kRows, kLineBytes = kInner * kBytes;
-  static constexpr int kVector = kAlignmentBytes / kBytes;
+  static constexpr int kVectorBytes = kStaged ? 16 : 2 * kBytes, kVector = kVectorBytes / kBytes;
   static constexpr int kBuffers = 2, kBufferBytes = kStaged ? kRows * kColumns * kBytes : 16;
 
  public:
@@ -54,19 +54,24 @@ class WgmmaEpilogue {
     ElementC* c;      ///< source and destination
     int64_t leading;  ///< from one line of contiguous elements to the next
     int32_t m, n;
+    bool aligned;  ///< whether every line starts where a vector may be stored
 
     void set(double new_alpha, double new_beta, ElementC* new_c) {
       alpha = float(new_alpha);
       beta = float(new_beta);
       c = new_c;
+      aligned = (reinterpret_cast<uintptr_t>(c) | uintptr_t(leading) * sizeof(ElementC)) % kVectorBytes == 0;
     }
   };
 
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem_shape, Arguments const& arguments, void*) {
-    int64_t const leading = kRowMajor ? int64_t(cute::get<0>(arguments.dD)) : int64_t(cute::get<1>(arguments.dD));
-    return {arguments.thread.alpha,           arguments.thread.beta,           arguments.ptr_D, leading,
-            int(cute::get<0>(problem_shape)), int(cute::get<1>(problem_shape))};
+    Params params{};
+    params.leading = kRowMajor ? int64_t(cute::get<0>(arguments.dD)) : int64_t(cute::get<1>(arguments.dD));
+    params.m = int(cute::get<0>(problem_shape));
+    params.n = int(cute::get<1>(problem_shape));
+    params.set(arguments.thread.alpha, arguments.thread.beta, arguments.ptr_D);
+    return params;
   }
 
   CUTLASS_DEVICE WgmmaEpilogue(Params const& params, TensorStorage& storage) : params_(params), storage_(storage) {}
@@ -179,11 +184,11 @@ class WgmmaEpilogue {
       Place const here = place.moved(row_of(i), column_of(i), params_.leading);
       float2 const pair = make_float2(scale * sums[i], scale * sums[i + 1]);
       bool const first = here.rows > 0 && here.columns > 0, second = here.rows > 0 && here.columns > 1;
-      if (kRowMajor && second) {
+      if (kRowMajor && second && params_.aligned) {
         put(here.to, pair);
       } else {
         if (first) put(here.to, pair.x);
-        if (!kRowMajor && second) put(here.moved(0, 1, params_.leading).to, pair.y);
+        if (second) put(here.moved(0, 1, params_.leading).to, pair.y);
       }
     }
   }
@@ -212,7 +217,7 @@ class WgmmaEpilogue {
     uint32_t packed[kSums / 2];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSums / 2; ++i) packed[i] = pack(scale * sums[2 * i], scale * sums[2 * i + 1]);
-    uint32_t const write = target.write + buffer_, read = target.read + buffer_;
+    uint32_t const buffer = buffer_, write = target.write + buffer;
     buffer_ = kBufferBytes - buffer_;
     store_matrices(write, packed);
     store_matrices(later(write), packed + 4);
@@ -222,28 +227,46 @@ class WgmmaEpilogue {
     } else {
       cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, warpgroup);
     }
-    int const lines = kRowMajor ? place.rows : place.columns, left = kRowMajor ? place.columns : place.rows;
-    auto const to = [&](int i) { return place.to + i * kAtOnce * params_.leading; };
-    if (left >= kVector) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kTimes; ++i) {
-        uint4 vector;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
-                     : "r"(read + i * kAtOnce * kLineBytes)
-                     : "memory");
-        if (lines > i * kAtOnce) put(to(i), vector);
-      }
+    int const left = kRowMajor ? place.columns : place.rows;
+    if (params_.aligned && left % kVector == 0) {  // the same for all that stage together
+      store_vectors(place, left, target.read + buffer);
     } else {
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int j = 0; j < left; ++j) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kTimes; ++i) {
-          uint16_t element;
-          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(element) : "r"(read + i * kAtOnce * kLineBytes + j * kBytes) : "memory");
-          if (lines > i * kAtOnce) put(to(i) + j, element);
-        }
-      }
+      store_elements(place, left, buffer, warpgroup);
+    }
+  }
+
+  CUTLASS_DEVICE void store_vectors(Place const& place, int left, uint32_t read) const {
+    int const lines = kRowMajor ? place.rows : place.columns;
+    if (left <= 0) return;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTimes; ++i) {
+      uint4 vector;
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
+                   : "r"(read + i * kAtOnce * kLineBytes)
+                   : "memory");
+      if (lines > i * kAtOnce) put(place.to + i * kAtOnce * params_.leading, vector);
+    }
+  }
+
+  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements.
+  CUTLASS_DEVICE void store_elements(Place const& place, int left, uint32_t buffer, uint32_t warpgroup) const {
+    constexpr int kTogether = kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
+    constexpr int kLines = (kRowMajor ? 16 : kColumns), kLinesAtOnce = kTogether / kInner;
+    uint32_t const thread = thread_of_warpgroup(), inner = thread % kInner;
+    // The thread's vector is at (line_of, inner_of) of what it stages with others; its first element here is (line, inner).
+    uint32_t line = kRowMajor ? thread / 32 * 16 : thread / kInner;
+    int64_t const lines_on = int(line) - int(line_of(thread)), on = int(inner) - int(inner_of(thread));
+    ElementC* to = place.to + lines_on * params_.leading + on;
+    int lines = (kRowMajor ? place.rows : place.columns) - int(lines_on);
+    bool const inside = left > on;
+    uint32_t const first = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][0]) + buffer;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int i = 0; i < kLines; i += kLinesAtOnce) {
+      uint16_t element;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(element) : "r"(first + offset(line, inner)) : "memory");
+      if (inside && lines > 0) put(to, element);
+      line += kLinesAtOnce, lines -= kLinesAtOnce, to += kLinesAtOnce * params_.leading;
     }
   }
 

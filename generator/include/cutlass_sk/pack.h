@@ -1,0 +1,185 @@
+/// Copies matrices whose lines start anywhere into ones whose lines start on 16 bytes, which TMA asks for: one launch for both
+/// operands of a product, which starts while the kernel before it ends, as the product then starts while this one does.
+///
+/// A thread makes 16 bytes of the copy out of two aligned loads, shifted by what a line's start is off: as fast as memory allows,
+/// however odd the lines are.
+#pragma once
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include <cstdio>
+
+#include "cutlass_sk/abi.h"
+
+/// `lines` lines of `line_bytes` contiguous bytes, `from_leading` and `to_leading` bytes apart. `from` and `from_leading` are multiples of
+/// 2, `to` and `to_leading` of 16. What is left of the last 16 bytes of a line of `to` becomes zero.
+struct CutlassSkPackMatrix {
+  void const* from;
+  void* to;
+  int64_t lines, line_bytes, from_leading, to_leading;
+};
+
+/// A matrix of no lines is skipped.
+struct CutlassSkPack {
+  int32_t struct_bytes;
+  int32_t programmatic;  ///< as in CutlassSkAddresses
+  CutlassSkPackMatrix matrices[2];
+  void* stream;  ///< cudaStream_t
+};
+
+namespace cutlass_sk {
+
+constexpr int kPackThreads = 256, kPackVectors = 4, kPackBlocks = 1024;
+
+struct PackMatrix {
+  char const* from;
+  char const* end;  ///< behind the last byte that is read
+  char* to;
+  int64_t line_bytes, from_leading, to_leading;
+  uint32_t vectors_of_line, vectors;
+};
+struct PackParams {
+  PackMatrix matrices[2];
+};
+
+/// 16 bytes of `matrix` at `address`, itself aligned; what is outside of it reads as zero. Past L1: it may hold what the kernel
+/// before this one has overwritten, since that one need not have ended when this one starts.
+__device__ inline uint4 load_aligned(PackMatrix const& matrix, char const* address) {
+  if (address >= matrix.from && address + 16 <= matrix.end) return __ldcg(reinterpret_cast<uint4 const*>(address));
+  uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    char const* const at = address + 2 * i;
+    if (at >= matrix.from && at + 2 <= matrix.end) {
+      words[i / 2] |= uint32_t(__ldcg(reinterpret_cast<uint16_t const*>(at))) << (i % 2 * 16);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/// The 16 bytes from byte `shift` on of two that follow each other.
+__device__ inline uint4 shifted(uint4 low, uint4 high, uint32_t shift) {
+  uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  if (shift & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
+  }
+  if (shift & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+  }
+  uint32_t const bits = shift % 4 * 8;
+  return make_uint4(__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits), __funnelshift_r(w[2], w[3], bits),
+                    __funnelshift_r(w[3], w[4], bits));
+}
+
+/// The first `bytes` (an even number) of 16, zeros behind them.
+__device__ inline uint4 beginning(uint4 vector, int64_t bytes) {
+  uint32_t w[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = bytes >= 4 * i + 4 ? w[i] : bytes > 4 * i ? w[i] & 0xffff : 0;
+  return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+__global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_constant__ params) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+  uint32_t const first = params.matrices[0].vectors, total = first + params.matrices[1].vectors;
+  uint32_t const step = gridDim.x * kPackThreads, rounded = (total + 31) / 32 * 32;  // warps stay whole
+  for (uint64_t begin = blockIdx.x * kPackThreads + threadIdx.x; begin < rounded; begin += uint64_t(step) * kPackVectors) {
+    uint4 low[kPackVectors], high[kPackVectors];
+    uint32_t shift[kPackVectors];
+    int64_t left[kPackVectors];  // bytes of the line
+    char* to[kPackVectors];
+#pragma unroll
+    for (int i = 0; i < kPackVectors; ++i) {
+      uint64_t const index = begin + uint64_t(i) * step;
+      bool const inside = index < total;
+      PackMatrix const& matrix = params.matrices[index >= first];
+      uint32_t const own = inside ? uint32_t(index) - (index >= first ? first : 0) : 0;
+      uint32_t const line = inside ? own / matrix.vectors_of_line : 0;
+      int64_t const offset = int64_t(own - line * matrix.vectors_of_line) * 16;
+      char const* const from = matrix.from + line * matrix.from_leading + offset;
+      shift[i] = uint32_t(reinterpret_cast<uintptr_t>(from) % 16);
+      to[i] = inside ? matrix.to + line * matrix.to_leading + offset : nullptr;
+      left[i] = matrix.line_bytes - offset;
+      low[i] = inside ? load_aligned(matrix, from - shift[i]) : uint4{};
+      // What follows is what the next lane has loaded, if that has the same line.
+      high[i] = uint4{__shfl_down_sync(~0u, low[i].x, 1), __shfl_down_sync(~0u, low[i].y, 1), __shfl_down_sync(~0u, low[i].z, 1),
+                      __shfl_down_sync(~0u, low[i].w, 1)};
+      bool const wanted = inside && shift[i] != 0 && left[i] > 16 - int64_t(shift[i]);
+      bool const next = threadIdx.x % 32 != 31 && left[i] > 16;
+      if (wanted && !next) high[i] = load_aligned(matrix, from - shift[i] + 16);
+    }
+#pragma unroll
+    for (int i = 0; i < kPackVectors; ++i) {
+      if (to[i] != nullptr) *reinterpret_cast<uint4*>(to[i]) = beginning(shifted(low[i], high[i], shift[i]), left[i]);
+    }
+  }
+}
+
+inline int32_t fail_pack(CutlassSkResult* result, int32_t status, char const* message) {
+  result->status = status;
+  std::snprintf(result->message, sizeof(result->message), "%s", message);
+  return status;
+}
+
+/// Fills `matrix`; false where the sizes or addresses are none that can be packed.
+inline bool describe_matrix(CutlassSkPackMatrix const& given, PackMatrix& matrix) {
+  if (given.lines == 0 || given.line_bytes == 0) return true;
+  auto const address = [](void const* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
+  int64_t const vectors_of_line = (given.line_bytes + 15) / 16;
+  if (given.lines < 0 || given.line_bytes < 0 || given.lines > UINT32_MAX / vectors_of_line) return false;
+  if (address(given.from) % 2 != 0 || given.from_leading % 2 != 0 || given.from_leading < 0 || given.line_bytes % 2 != 0) return false;
+  if (given.to == nullptr || address(given.to) % 16 != 0 || given.to_leading % 16 != 0) return false;
+  if (given.lines > 1 && given.to_leading < vectors_of_line * 16) return false;
+  matrix.from = static_cast<char const*>(given.from);
+  matrix.end = matrix.from + (given.lines - 1) * given.from_leading + given.line_bytes;
+  matrix.to = static_cast<char*>(given.to);
+  matrix.line_bytes = given.line_bytes;
+  matrix.from_leading = given.from_leading;
+  matrix.to_leading = given.to_leading;
+  matrix.vectors_of_line = uint32_t(vectors_of_line);
+  matrix.vectors = uint32_t(given.lines * vectors_of_line);
+  return true;
+}
+
+}  // namespace cutlass_sk
+
+/// Enqueues the copies on the current device.
+CUTLASS_SK_EXPORT int32_t cutlass_sk_pack(CutlassSkPack const* given, CutlassSkResult* result) {
+  using namespace cutlass_sk;
+  if (result == nullptr) return CUTLASS_SK_BAD_ABI;
+  *result = CutlassSkResult{};
+  if (given == nullptr || given->struct_bytes != int32_t(sizeof(*given))) {
+    return fail_pack(result, CUTLASS_SK_BAD_ABI, "struct sizes differ");
+  }
+  PackParams params{};
+  for (int i = 0; i < 2; ++i) {
+    if (!describe_matrix(given->matrices[i], params.matrices[i])) {
+      return fail_pack(result, CUTLASS_SK_MISALIGNED, "a matrix is of sizes or addresses that are not packed");
+    }
+  }
+  uint64_t const total = uint64_t(params.matrices[0].vectors) + params.matrices[1].vectors;
+  if (total == 0) return CUTLASS_SK_OK;
+  if (total > UINT32_MAX) return fail_pack(result, CUTLASS_SK_BAD_PROBLEM, "more than 64 GiB to pack");
+  uint64_t const blocks = (total + kPackThreads - 1) / kPackThreads;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks < kPackBlocks ? blocks : kPackBlocks));
+  config.blockDim = dim3(kPackThreads);
+  config.stream = static_cast<cudaStream_t>(given->stream);
+  config.attrs = &attribute;
+  config.numAttrs = given->programmatic != 0 ? 1 : 0;
+  void* parameters[] = {&params};
+  if (cudaError_t const error = cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(pack), parameters)) {
+    (void)cudaGetLastError();
+    result->cuda_error = int32_t(error);
+    return fail_pack(result, CUTLASS_SK_CUDA_ERROR, cudaGetErrorString(error));
+  }
+  return CUTLASS_SK_OK;
+}
