@@ -41,11 +41,13 @@ def test_random_lines_are_copied_and_nothing_else_is_written(dtype: torch.dtype)
         assert all(packing.as_lines(*pair) is not None for pair in pairs)
         packing.copy(pairs)
         for memory, y, x in frames:
-            assert torch.equal(y, x)
+            case = tuple(x.shape), x.stride(), x.storage_offset(), y.stride()
+            assert torch.equal(y, x), case
             rows, columns = y.shape
             leading, vectors = y.stride(0), -(-columns // step) * step
-            assert (memory[: rows * leading].view(rows, leading)[:, columns:vectors] == 0).all()
-            assert (memory[: rows * leading].view(rows, leading)[:, vectors:] == 7).all() and (memory[rows * leading :] == 7).all()
+            lines = memory[: rows * leading].view(rows, leading)
+            assert (lines[:, columns:vectors] == 0).all(), case
+            assert (lines[:, vectors:] == 7).all() and (memory[rows * leading :] == 7).all(), case
 
 
 def test_large_matrices_are_copied() -> None:

@@ -1,8 +1,8 @@
 /// Copies matrices whose lines start anywhere into ones whose lines start on 16 bytes, which TMA asks for: one launch for both
 /// operands of a product, which starts while the kernel before it ends, as the product then starts while this one does.
 ///
-/// A thread makes 16 bytes of the copy out of two aligned loads, shifted by what a line's start is off: as fast as memory allows,
-/// however odd the lines are.
+/// Sixteen threads copy a piece of a line. Each makes 16 bytes of the copy out of two aligned loads, its own and its neighbour's,
+/// shifted by what the line's start is off: as fast as memory allows, however odd the lines are.
 #pragma once
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -11,8 +11,8 @@
 
 #include "cutlass_sk/abi.h"
 
-/// `lines` lines of `line_bytes` contiguous bytes, `from_leading` and `to_leading` bytes apart. `from` and `from_leading` are multiples of
-/// 2, `to` and `to_leading` of 16. What is left of the last 16 bytes of a line of `to` becomes zero.
+/// `lines` lines of `line_bytes` contiguous bytes, `from_leading` and `to_leading` bytes apart. `from` and `from_leading` are
+/// multiples of 2, `to` and `to_leading` of 16. What is left of the last 16 bytes of a line of `to` becomes zero.
 struct CutlassSkPackMatrix {
   void const* from;
   void* to;
@@ -29,14 +29,16 @@ struct CutlassSkPack {
 
 namespace cutlass_sk {
 
-constexpr int kPackThreads = 256, kPackVectors = 4, kPackBlocks = 1024;
+constexpr int kPackThreads = 256, kPackBlocks = 1056;
+/// Threads that copy a piece of a line, how many vectors of 16 bytes each of them makes, and those of a piece.
+constexpr int kPackLanes = 16, kPackVectors = 4, kPieceVectors = kPackLanes * kPackVectors;
 
 struct PackMatrix {
   char const* from;
   char const* end;  ///< behind the last byte that is read
   char* to;
   int64_t line_bytes, from_leading, to_leading;
-  uint32_t vectors_of_line, vectors;
+  uint32_t pieces_of_line, pieces;
 };
 struct PackParams {
   PackMatrix matrices[2];
@@ -81,41 +83,44 @@ __device__ inline uint4 beginning(uint4 vector, int64_t bytes) {
   return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+__device__ inline uint4 shuffled(uint4 vector, int lane) {
+  return make_uint4(__shfl_sync(~0u, vector.x, lane, kPackLanes), __shfl_sync(~0u, vector.y, lane, kPackLanes),
+                    __shfl_sync(~0u, vector.z, lane, kPackLanes), __shfl_sync(~0u, vector.w, lane, kPackLanes));
+}
+
 __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_constant__ params) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
-  uint32_t const first = params.matrices[0].vectors, total = first + params.matrices[1].vectors;
-  uint32_t const step = gridDim.x * kPackThreads, rounded = (total + 31) / 32 * 32;  // warps stay whole
-  for (uint64_t begin = blockIdx.x * kPackThreads + threadIdx.x; begin < rounded; begin += uint64_t(step) * kPackVectors) {
-    uint4 low[kPackVectors], high[kPackVectors];
-    uint32_t shift[kPackVectors];
-    int64_t left[kPackVectors];  // bytes of the line
-    char* to[kPackVectors];
+  constexpr uint32_t kStep = kPackLanes * 16;  // bytes from one vector of a thread to its next
+  uint32_t const first = params.matrices[0].pieces, total = first + params.matrices[1].pieces;
+  uint32_t const lane = threadIdx.x % kPackLanes, pieces_at_once = gridDim.x * (kPackThreads / kPackLanes);
+  uint64_t const own = (blockIdx.x * kPackThreads + threadIdx.x) / kPackLanes;
+  // Warps stay whole: the two pieces of one end together.
+  for (uint64_t piece = own; piece - own % (32 / kPackLanes) < total; piece += pieces_at_once) {
+    PackMatrix const& matrix = params.matrices[piece >= first];
+    uint32_t const number = piece < total ? uint32_t(piece) - (piece >= first ? first : 0) : 0;
+    uint32_t const line = number / matrix.pieces_of_line;
+    int64_t const offset = int64_t(number - line * matrix.pieces_of_line) * (kPieceVectors * 16) + lane * 16;
+    int64_t const left = piece < total ? matrix.line_bytes - offset : 0;  // of the line, from the thread's first byte on
+    char const* const from = matrix.from + line * matrix.from_leading + offset;
+    uint32_t const shift = uint32_t(reinterpret_cast<uintptr_t>(from) % 16);
+    uint4 loaded[kPackVectors + 1];
 #pragma unroll
-    for (int i = 0; i < kPackVectors; ++i) {
-      uint64_t const index = begin + uint64_t(i) * step;
-      bool const inside = index < total;
-      PackMatrix const& matrix = params.matrices[index >= first];
-      uint32_t const own = inside ? uint32_t(index) - (index >= first ? first : 0) : 0;
-      uint32_t const line = inside ? own / matrix.vectors_of_line : 0;
-      int64_t const offset = int64_t(own - line * matrix.vectors_of_line) * 16;
-      char const* const from = matrix.from + line * matrix.from_leading + offset;
-      shift[i] = uint32_t(reinterpret_cast<uintptr_t>(from) % 16);
-      to[i] = inside ? matrix.to + line * matrix.to_leading + offset : nullptr;
-      left[i] = matrix.line_bytes - offset;
-      low[i] = inside ? load_aligned(matrix, from - shift[i]) : uint4{};
-      // What follows is what the next lane has loaded, if that has the same line.
-      high[i] = uint4{__shfl_down_sync(~0u, low[i].x, 1), __shfl_down_sync(~0u, low[i].y, 1), __shfl_down_sync(~0u, low[i].z, 1),
-                      __shfl_down_sync(~0u, low[i].w, 1)};
-      bool const wanted = inside && shift[i] != 0 && left[i] > 16 - int64_t(shift[i]);
-      bool const next = threadIdx.x % 32 != 31 && left[i] > 16;
-      if (wanted && !next) high[i] = load_aligned(matrix, from - shift[i] + 16);
+    for (int i = 0; i <= kPackVectors; ++i) {
+      // The last one is the neighbour of the sixteenth thread's: the first thread loads it.
+      bool const wanted = int64_t(i * kStep) - shift < left && (i < kPackVectors || lane == 0);
+      loaded[i] = wanted ? load_aligned(matrix, from - shift + i * kStep) : uint4{};
     }
+    char* const to = matrix.to + line * matrix.to_leading + offset;
 #pragma unroll
     for (int i = 0; i < kPackVectors; ++i) {
-      if (to[i] != nullptr) *reinterpret_cast<uint4*>(to[i]) = beginning(shifted(low[i], high[i], shift[i]), left[i]);
+      uint4 const following = shuffled(lane == 0 ? loaded[i + 1] : loaded[i], int(lane + 1) % kPackLanes);
+      uint4 vector = shifted(loaded[i], following, shift);
+      int64_t const bytes = left - i * kStep;
+      if (bytes < 16) vector = beginning(vector, bytes);
+      if (bytes > 0) *reinterpret_cast<uint4*>(to + i * kStep) = vector;
     }
   }
 }
@@ -130,9 +135,11 @@ inline int32_t fail_pack(CutlassSkResult* result, int32_t status, char const* me
 inline bool describe_matrix(CutlassSkPackMatrix const& given, PackMatrix& matrix) {
   if (given.lines == 0 || given.line_bytes == 0) return true;
   auto const address = [](void const* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
-  int64_t const vectors_of_line = (given.line_bytes + 15) / 16;
-  if (given.lines < 0 || given.line_bytes < 0 || given.lines > UINT32_MAX / vectors_of_line) return false;
-  if (address(given.from) % 2 != 0 || given.from_leading % 2 != 0 || given.from_leading < 0 || given.line_bytes % 2 != 0) return false;
+  int64_t const vectors_of_line = (given.line_bytes + 15) / 16,
+                pieces_of_line = (vectors_of_line + kPieceVectors - 1) / kPieceVectors;
+  if (given.lines < 0 || given.line_bytes < 0 || given.lines > UINT32_MAX / pieces_of_line) return false;
+  if (address(given.from) % 2 != 0 || given.from_leading % 2 != 0 || given.from_leading < 0 || given.line_bytes % 2 != 0)
+    return false;
   if (given.to == nullptr || address(given.to) % 16 != 0 || given.to_leading % 16 != 0) return false;
   if (given.lines > 1 && given.to_leading < vectors_of_line * 16) return false;
   matrix.from = static_cast<char const*>(given.from);
@@ -141,8 +148,8 @@ inline bool describe_matrix(CutlassSkPackMatrix const& given, PackMatrix& matrix
   matrix.line_bytes = given.line_bytes;
   matrix.from_leading = given.from_leading;
   matrix.to_leading = given.to_leading;
-  matrix.vectors_of_line = uint32_t(vectors_of_line);
-  matrix.vectors = uint32_t(given.lines * vectors_of_line);
+  matrix.pieces_of_line = uint32_t(pieces_of_line);
+  matrix.pieces = uint32_t(given.lines * pieces_of_line);
   return true;
 }
 
@@ -162,10 +169,10 @@ CUTLASS_SK_EXPORT int32_t cutlass_sk_pack(CutlassSkPack const* given, CutlassSkR
       return fail_pack(result, CUTLASS_SK_MISALIGNED, "a matrix is of sizes or addresses that are not packed");
     }
   }
-  uint64_t const total = uint64_t(params.matrices[0].vectors) + params.matrices[1].vectors;
+  uint64_t const total = uint64_t(params.matrices[0].pieces) + params.matrices[1].pieces;
   if (total == 0) return CUTLASS_SK_OK;
-  if (total > UINT32_MAX) return fail_pack(result, CUTLASS_SK_BAD_PROBLEM, "more than 64 GiB to pack");
-  uint64_t const blocks = (total + kPackThreads - 1) / kPackThreads;
+  if (total > UINT32_MAX) return fail_pack(result, CUTLASS_SK_BAD_PROBLEM, "more pieces to pack than can be counted");
+  uint64_t const blocks = (total * kPackLanes + kPackThreads - 1) / kPackThreads;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
