@@ -54,13 +54,14 @@ class WgmmaEpilogue {
     ElementC* c;      ///< source and destination
     int64_t leading;  ///< from one line of contiguous elements to the next
     int32_t m, n;
-    bool aligned;  ///< whether every line starts where a vector may be stored
+    uint32_t alignment;  ///< bytes, a power of two up to 16, of which every line's address is a multiple
 
     void set(double new_alpha, double new_beta, ElementC* new_c) {
       alpha = float(new_alpha);
       beta = float(new_beta);
       c = new_c;
-      aligned = (reinterpret_cast<uintptr_t>(c) | uintptr_t(leading) * sizeof(ElementC)) % kVectorBytes == 0;
+      uintptr_t const bits = reinterpret_cast<uintptr_t>(c) | uintptr_t(leading) * sizeof(ElementC) | 16;
+      alignment = uint32_t(bits & (~bits + 1));
     }
   };
 
@@ -179,18 +180,57 @@ class WgmmaEpilogue {
 
   /// Four threads have 32 bytes of a row, eight have as much of a column.
   CUTLASS_DEVICE void store_directly(float const* sums, float scale, Place const& place) const {
+    if (kRowMajor && params_.alignment < kVectorBytes) {  // the same for all
+      store_exchanged(sums, scale, place);
+      return;
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSums; i += 2) {
       Place const here = place.moved(row_of(i), column_of(i), params_.leading);
       float2 const pair = make_float2(scale * sums[i], scale * sums[i + 1]);
       bool const first = here.rows > 0 && here.columns > 0, second = here.rows > 0 && here.columns > 1;
-      if (kRowMajor && second && params_.aligned) {
+      if (kRowMajor && second) {
         put(here.to, pair);
       } else {
         if (first) put(here.to, pair.x);
         if (second) put(here.moved(0, 1, params_.leading).to, pair.y);
       }
     }
+  }
+
+  /// Rows that start anywhere take one sum at a time, which fills whole sectors only where neighbouring threads have neighbouring
+  /// columns: lanes first exchange sums across four rows, after which sixteen of them have 64 bytes of a row.
+  CUTLASS_DEVICE void store_exchanged(float const* sums, float scale, Place const& place) const {
+    uint32_t const lane = thread_of_warpgroup() % 32;
+    bool const odd_row = lane / 4 % 2, upper_pair = lane / 8 % 2;
+    Place const start = place.moved(-int(lane / 4 % 4), 8 * upper_pair + odd_row, params_.leading);
+    CUTLASS_PRAGMA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float own[4][2];  // of each run of 8 columns; a pair of columns, then of rows
+      CUTLASS_PRAGMA_UNROLL
+      for (int run = 0; run < 4; ++run) {
+        own[run][0] = scale * sums[4 * run + 2 * half], own[run][1] = scale * sums[4 * run + 2 * half + 1];
+        exchange(own[run][0], own[run][1], odd_row, 4);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int run = 0; run < 4; run += 2) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          exchange(own[run][i], own[run + 1][i], upper_pair, 8);
+          CUTLASS_PRAGMA_UNROLL
+          for (int pair = 0; pair < 2; ++pair) {
+            Place const here = start.moved(8 * half + 2 * pair + i, 8 * run, params_.leading);
+            if (here.rows > 0 && here.columns > 0) put(here.to, own[run + pair][i]);
+          }
+        }
+      }
+    }
+  }
+
+  /// Of a lane and the one `distance` on: the first keeps its `low` and gets the other's as its `high`, the other likewise.
+  CUTLASS_DEVICE static void exchange(float& low, float& high, bool second, int distance) {
+    float const got = __shfl_xor_sync(0xffffffffu, second ? low : high, distance);
+    (second ? low : high) = got;
   }
 
   static constexpr int kVectorsOfLine = kInner / kVector;
@@ -228,10 +268,13 @@ class WgmmaEpilogue {
       cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, warpgroup);
     }
     int const left = kRowMajor ? place.columns : place.rows;
-    if (params_.aligned && left % kVector == 0) {  // the same for all that stage together
+    // The same for all that stage together.
+    if (params_.alignment >= kVectorBytes && left % kVector == 0) {
       store_vectors(place, left, target.read + buffer);
+    } else if (params_.alignment >= 4 && left % 2 == 0) {
+      store_pieces<uint32_t>(place, left, buffer, warpgroup);
     } else {
-      store_elements(place, left, buffer, warpgroup);
+      store_pieces<uint16_t>(place, left, buffer, warpgroup);
     }
   }
 
@@ -249,25 +292,39 @@ class WgmmaEpilogue {
     }
   }
 
-  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements.
-  CUTLASS_DEVICE void store_elements(Place const& place, int left, uint32_t buffer, uint32_t warpgroup) const {
-    constexpr int kTogether = kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
-    constexpr int kLines = (kRowMajor ? 16 : kColumns), kLinesAtOnce = kTogether / kInner;
-    uint32_t const thread = thread_of_warpgroup(), inner = thread % kInner;
-    // The thread's vector is at (line_of, inner_of) of what it stages with others; its first element here is (line, inner).
-    uint32_t line = kRowMajor ? thread / 32 * 16 : thread / kInner;
+  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements, or pairs of them.
+  template <class Piece>
+  CUTLASS_DEVICE void store_pieces(Place const& place, int left, uint32_t buffer, uint32_t warpgroup) const {
+    constexpr int kTogether = kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup, kBatch = 4;
+    constexpr int kElements = int(sizeof(Piece)) / kBytes, kOfLine = kInner / kElements;
+    constexpr int kLines = (kRowMajor ? 16 : kColumns), kLinesAtOnce = kTogether / kOfLine;
+    static_assert(kLines % (kBatch * kLinesAtOnce) == 0);
+    uint32_t const thread = thread_of_warpgroup(), inner = thread % kOfLine * kElements;
+    // The thread's vector is at (line_of, inner_of) of what it stages with others; its first piece here is at (line, inner).
+    uint32_t line = kRowMajor ? thread / 32 * 16 + thread % 32 / kOfLine : thread / kOfLine;
     int64_t const lines_on = int(line) - int(line_of(thread)), on = int(inner) - int(inner_of(thread));
     ElementC* to = place.to + lines_on * params_.leading + on;
-    int lines = (kRowMajor ? place.rows : place.columns) - int(lines_on);
-    bool const inside = left > on;
+    int const lines = left > on ? (kRowMajor ? place.rows : place.columns) - int(lines_on) : 0;
     uint32_t const first = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][0]) + buffer;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < kLines; i += kLinesAtOnce) {
-      uint16_t element;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(element) : "r"(first + offset(line, inner)) : "memory");
-      if (inside && lines > 0) put(to, element);
-      line += kLinesAtOnce, lines -= kLinesAtOnce, to += kLinesAtOnce * params_.leading;
+    for (int i = 0; i < kLines; i += kBatch * kLinesAtOnce) {
+      Piece pieces[kBatch];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kBatch; ++j) get(first + offset(line + i + j * kLinesAtOnce, inner), pieces[j]);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kBatch; ++j) {
+        if (lines > i + j * kLinesAtOnce) put(to, pieces[j]);
+        to += kLinesAtOnce * params_.leading;
+      }
     }
+  }
+
+  /// From shared memory, in the order of the barriers.
+  CUTLASS_DEVICE static void get(uint32_t from, uint32_t& v) {
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  }
+  CUTLASS_DEVICE static void get(uint32_t from, uint16_t& v) {
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
   }
 
   /// To global memory, as the compiler cannot know.
@@ -278,6 +335,7 @@ class WgmmaEpilogue {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
   }
   CUTLASS_DEVICE static void put(void* to, float v) { asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory"); }
+  CUTLASS_DEVICE static void put(void* to, uint32_t v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory"); }
   CUTLASS_DEVICE static void put(void* to, uint16_t v) { asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(v) : "memory"); }
 
   CUTLASS_DEVICE static void store_matrices(uint32_t to, uint32_t const* packed) {
