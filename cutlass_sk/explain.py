@@ -19,6 +19,7 @@ BOUNDS = {
     "power": "what the GPU sustains",
     "dram": "memory",
     "fixup": "adding up partial sums",
+    "packing": "packing operands whose rows start off 16 bytes",
 }
 """What each of ``Terms`` stands for."""
 
@@ -107,9 +108,10 @@ def _difference(winner: Candidate, other: Candidate) -> str:
 def explain(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device) -> Explanation:
     """Every candidate that the planner scores for c[m, n] = a[m, k] @ b[k, n]; the first is what ``planner.make_plan`` gives."""
     winner = planner.make_plan(m, n, k, kernels, device)
-    found = []
+    chosen, found = planner.kernel_set(tuple(kernels), device), []
     for scored in planner.scored(winner.m, winner.n, winner.k, kernels, device, planner.NOTHING):
-        terms = scored.work.profile.terms(planner.load(scored.work, scored.choice))
+        packing = chosen.packing_us(winner.m, winner.n, winner.k, scored.work.spec.alignment)
+        terms = scored.work.profile.terms(planner.load(scored.work, scored.choice), packing)
         found.append(Candidate(planner.build(scored, planner.NOTHING), terms))
     # The planner takes kernels in the order of what they cannot do without: among equals, its choice is the winner.
     found.sort(key=lambda one: (one.time_us, one.plan != winner))

@@ -134,6 +134,7 @@ class Terms(NamedTuple):
     power: float
     dram: float
     fixup: float
+    packing: float
     total: float
 
 
@@ -143,6 +144,14 @@ PROFILE_BYTES = calcsize(PROFILE_FORMAT)
 
 PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
 """What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
+
+PACKING_US, PACKING_US_PER_MB = 2.3, 0.42
+"""What packing operands adds to a call: a launch, and to read and write a million bytes (H200, see results/NOTES.md)."""
+
+
+def packing_us(nbytes: int) -> float:
+    """How long it takes to pack operands of so many bytes in all; nothing for none."""
+    return PACKING_US + PACKING_US_PER_MB * nbytes * 1e-6 if nbytes else 0.0
 
 
 def clusters(sms: int, size: int) -> int:
@@ -284,8 +293,8 @@ class Profile:
             return self._alone * (1 + self.limits.crowded * active / self.half)
         return min(1.0, self._alone + (1 - self._alone) * active / self.half)
 
-    def terms(self, load: Load) -> Terms:
-        """The terms of ``time_us`` one by one."""
+    def terms(self, load: Load, packing: float = 0.0) -> Terms:
+        """The terms of ``time_us`` one by one, and of ``packing`` operands."""
         constants = self.constants
         return Terms(
             launch=constants.a,
@@ -295,7 +304,8 @@ class Profile:
             power=self.power_us * load.work_iters,
             dram=self.dram_us * load.bytes_moved,
             fixup=self.fixup_us(load.fixup, load.peers, load.long_shares),
-            total=self.time_us(load),
+            packing=packing,
+            total=self.time_us(load) + packing,
         )
 
     def fixup_us(self, fixup: Fixup, peers: int, long_shares: bool) -> float:

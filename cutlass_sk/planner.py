@@ -14,7 +14,7 @@ from .calibration import profile
 from .device import Device
 from .errors import PlanError
 from .generator.spec import ELEMENT_BYTES, KernelSpec, Layout
-from .model import PROFILE_BYTES, Load, Profile
+from .model import PROFILE_BYTES, Load, Profile, packing_us
 from .options import INT_MAX, Options, whole_number
 from .plan import Decomposition, Fixup, Plan, RasterOrder
 from .schedule import count_peers
@@ -55,7 +55,7 @@ class Work(NamedTuple):
 
     work_tiles_m, work_tiles_n   in the kernel's frame: a swapped one computes c^T, n x m
     bytes_moved                  the least that the problem moves
-    row_bytes_a, row_bytes_b     how far rows of a and b are apart where they are dense (columns, where column-major)
+    row_bytes_a, row_bytes_b     how far rows of a and b are apart where they are dense, or packed (columns, where column-major)
     """
 
     m: int
@@ -97,62 +97,94 @@ class Scored(NamedTuple):
     choice: Choice
 
 
+class Group(NamedTuple):
+    """Kernels whose operands are packed alike, and the same as ``decide`` takes them."""
+
+    profiles: tuple[Profile, ...]
+    packed: bytes
+
+    @property
+    def alignment(self) -> int:
+        return self.profiles[0].spec.alignment
+
+
 class KernelSet:
     """Kernels, each at one width, on one GPU, with what planning needs of them worked out once.
 
-    Where rows of a or b cannot start on 16 bytes, kernels that load by TMA leave the problem to those that do not, if there are
-    any; float32 outputs are then summed in short chains (``promotion``).
+    Where rows of a or b cannot start on 16 bytes, operands are packed for kernels that load by TMA, which takes time; those that
+    take any rows, if there are any, do without. float32 outputs are then summed in short chains (``promotion``).
     """
 
-    __slots__ = ("_all", "_other", "_packed", "_packed_other", "device", "layouts", "sms")
+    __slots__ = ("_all", "_ragged", "device", "layouts", "sms")
 
     def __init__(self, kernels: Sequence[KernelSpec], device: Device, sms: int) -> None:
         self.device, self.sms = device, sms
         self.layouts = kernels[0].layout_a, kernels[0].layout_b
         fitting = [spec for spec in kernels if spec.cluster_size <= sms] or list(kernels)
-        self._all = tuple(profile(spec, device, sms) for spec in fitting)
-        least = min(spec.alignment for spec in fitting)
-        other = [kernel for kernel in self._all if kernel.spec.alignment == least]
-        if least > 1:
-            other = [kernel for kernel in other if kernel.spec.takes_promotion] or other
-        self._other = tuple(other)
-        self._packed = b"".join(kernel.packed() for kernel in self._all)
-        self._packed_other = b"".join(kernel.packed(self._chained(kernel)) for kernel in self._other)
+        profiles = [profile(spec, device, sms) for spec in fitting]
+        self._all = (self._group(profiles),)
+        if len({spec.alignment for spec in fitting}) > 1:  # float64
+            by_alignment = (
+                [kernel for kernel in profiles if (kernel.spec.alignment == 1) is any_rows] for any_rows in (False, True)
+            )
+            self._ragged = tuple(map(self._group, by_alignment))
+        else:
+            self._ragged = (self._group([kernel for kernel in profiles if kernel.spec.takes_promotion] or profiles, chained=True),)
+
+    def _group(self, profiles: Sequence[Profile], *, chained: bool = False) -> Group:
+        chains = self._chained if chained else lambda kernel: ()
+        return Group(tuple(profiles), b"".join(kernel.packed(chains(kernel)) for kernel in profiles))
 
     def _chained(self, kernel: Profile) -> list[Profile]:
         """The kernel where ``promotion`` ends chains after one k-tile, and after two."""
         lengths = (1, 2) if kernel.spec.takes_promotion else ()
         return [profile(kernel.spec, self.device, self.sms, length * kernel.tile_k) for length in lengths]
 
+    def groups(self, m: int, n: int, k: int) -> tuple[Group, ...]:
+        """The kernels that may take a problem, by what they ask of operands."""
+        return self._ragged if self.ragged(m, n, k) else self._all
+
     def profiles(self, m: int, n: int, k: int, *, promoted: bool = False) -> tuple[Profile, ...]:
         """The kernels that may take a problem. ``promoted``: only those that can end chains of sums."""
-        return self._other if promoted or self.ragged(m, n, k) else self._all
+        groups = self._ragged if promoted else self.groups(m, n, k)
+        return tuple(kernel for group in groups for kernel in group.profiles)
 
     def ragged(self, m: int, n: int, k: int) -> bool:
         """Whether rows cannot all start on 16 bytes."""
-        if self._all[0].spec.alignment == 2:  # float64
+        if self._all[0].profiles[0].spec.dtype == "float64":
             lead_a, lead_b = leading(m, n, k, self.layouts)
             return bool((lead_a | lead_b) & 1)
         return bool((n | k) & 7)
 
+    def packing_us(self, m: int, n: int, k: int, alignment: int) -> float:
+        """How long it takes to pack operands of dense rows for kernels that ask for rows of so many elements."""
+        lead_a, lead_b = leading(m, n, k, self.layouts)
+        rows_a, rows_b = (m if self.layouts[0] == "t" else k), (k if self.layouts[1] == "t" else n)
+        elements = (m * k if rows_a > 1 and lead_a % alignment else 0) + (k * n if rows_b > 1 and lead_b % alignment else 0)
+        return packing_us(elements * ELEMENT_BYTES[self._all[0].profiles[0].spec.dtype])
+
     def decided_natively(self, m: int, n: int, k: int) -> Scored | None:
         """What ``decide`` gives, from the extension; None where there is none, or the problem or the set is very large."""
-        if _decide is None or len(self._all) > MOST_KERNELS or not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE):
+        groups = self.groups(m, n, k)
+        if _decide is None or max(len(group.profiles) for group in groups) > MOST_KERNELS:
             return None
-        spec = self._all[0].spec
-        moved, width = bytes_moved(m, n, k, spec), ELEMENT_BYTES[spec.dtype]
-        lead_a, lead_b = leading(m, n, k, self.layouts)
-        row_a, row_b = lead_a * width, lead_b * width
-        ragged = self.ragged(m, n, k)
-        kernels, packed = (self._other, self._packed_other) if ragged else (self._all, self._packed)
-        time_us, number, shared, units, splits, in_cluster = _decide(packed, m, n, k, moved, row_a, row_b, ragged)
-        kernel = kernels[number]
+        if not (0 < m <= LARGE and 0 < n <= LARGE and 0 < k <= LARGE):
+            return None
+        return min((self._decided(m, n, k, group) for group in groups), key=lambda candidate: candidate.time_us)
+
+    def _decided(self, m: int, n: int, k: int, group: Group) -> Scored:
+        """The group's best, by the extension."""
+        assert _decide is not None
+        ragged, moved = self.ragged(m, n, k), bytes_moved(m, n, k, group.profiles[0].spec)
+        row_a, row_b = row_bytes(m, n, k, group.profiles[0].spec, self.layouts)
+        time_us, number, shared, units, splits, in_cluster = _decide(group.packed, m, n, k, moved, row_a, row_b, ragged)
+        kernel = group.profiles[number]
         tiles_m, tiles_n = -(-m // kernel.span_m), -(-n // kernel.span_n)
         across = (tiles_n, tiles_m) if kernel.spec.swapped else (tiles_m, tiles_n)
         if ragged and (chain := promotion(m, n, k, kernel, NOTHING)):
             kernel = profile(kernel.spec, self.device, self.sms, chain)
         work = Work(m, n, k, kernel, self.device, self.sms, *across, -(-k // kernel.tile_k), moved, row_a, row_b)
-        return Scored(time_us, work, Choice(shared, units, splits, in_cluster))
+        return Scored(time_us + self.packing_us(m, n, k, group.alignment), work, Choice(shared, units, splits, in_cluster))
 
 
 @lru_cache(maxsize=256)
@@ -182,9 +214,8 @@ def _cut(
     chain = promotion(m, n, k, plain, options)
     chosen = profile(spec, device, sms, chain) if chain else plain
     across = (tiles_n, tiles_m) if spec.swapped else (tiles_m, tiles_n)
-    lead_a, lead_b = leading(m, n, k, layouts)
-    width = ELEMENT_BYTES[spec.dtype]
-    return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), lead_a * width, lead_b * width)
+    rows = row_bytes(m, n, k, spec, layouts)
+    return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), *rows)
 
 
 def _cuts(
@@ -214,6 +245,13 @@ def _cuts(
 def leading(m: int, n: int, k: int, layouts: tuple[Layout, Layout]) -> tuple[int, int]:
     """Leading dimensions of dense a and b in these layouts."""
     return (k if layouts[0] == "t" else m), (n if layouts[1] == "t" else k)
+
+
+def row_bytes(m: int, n: int, k: int, spec: KernelSpec, layouts: tuple[Layout, Layout]) -> tuple[int, int]:
+    """Bytes from one row of a, and of b, to the next, as the kernel loads them: where it asks for more than they have, packed."""
+    step, width = spec.alignment, ELEMENT_BYTES[spec.dtype]
+    lead_a, lead_b = leading(m, n, k, layouts)
+    return -(-lead_a // step) * step * width, -(-lead_b // step) * step * width
 
 
 def free_choices(work: Work) -> list[Choice]:
@@ -358,8 +396,9 @@ def scored(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Device
     chosen = kernel_set(tuple(kernels), device, options.sms)
     profiles = chosen.profiles(m, n, k, promoted=bool(options.promotion))
     for work in _cuts(m, n, k, profiles, chosen.layouts, device, chosen.sms, options):
+        packing = chosen.packing_us(m, n, k, work.spec.alignment)
         for choice in forced_choices(work, options):
-            yield Scored(score(work, choice), work, choice)
+            yield Scored(score(work, choice) + packing, work, choice)
 
 
 def _as_wide_as(tile_n: int, kernels: Sequence[KernelSpec]) -> list[KernelSpec]:
@@ -377,8 +416,21 @@ def decide(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
 
 def decide_in_python(m: int, n: int, k: int, kernels: KernelSet) -> Scored:
     """``decide`` without the extension; native/decide.h is its twin."""
-    layouts, device, sms = kernels.layouts, kernels.device, kernels.sms
-    works = list(_cuts(m, n, k, kernels.profiles(m, n, k), layouts, device, sms, NOTHING))
+    found, refusal = [], None
+    for group in kernels.groups(m, n, k):
+        try:
+            works = list(_cuts(m, n, k, group.profiles, kernels.layouts, kernels.device, kernels.sms, NOTHING))
+        except PlanError as error:
+            refusal = error
+            continue
+        time_us, work, choice = _best(works)
+        found.append(Scored(time_us + kernels.packing_us(m, n, k, group.alignment), work, choice))
+    if refusal is not None and not found:
+        raise refusal
+    return min(found, key=lambda candidate: candidate.time_us)
+
+
+def _best(works: Sequence[Work]) -> Scored:
     floors = []
     for number, work in enumerate(works):
         tiles = work.work_tiles_m * work.work_tiles_n

@@ -372,14 +372,28 @@ LEADING = {"tt": "kn", "tn": "kk", "nt": "mn", "nn": "mk"}
 
 @pytest.mark.parametrize("layouts", LEADING)
 @pytest.mark.parametrize("odd", ["", "m", "n", "k", "mn", "mk", "nk", "mnk"])
-def test_tma_is_not_given_odd_rows_of_float64(layouts: Any, odd: str) -> None:
+def test_odd_rows_of_float64_are_packed_for_tma_where_that_pays(layouts: Any, odd: str) -> None:
     """Only the dimension that rows of a and b are apart by counts, in each layout; c's never does."""
     assert {spec.api for spec in FP64} == {"2x", "3x"} and FP64[-1].api == "2x"
-    m, n, k = (1000 + (size in odd) for size in "mnk")
     kernels = kernel_set(tuple(spec.with_layouts(*layouts) for spec in FP64), H200)
-    found = tuple(profile.spec for profile in kernels.profiles(m, n, k))
-    assert found == ((FP64[-1],) if set(LEADING[layouts]) & set(odd) else FP64)
-    assert decide(m, n, k, kernels).work.spec in found
+    for size, small in ((20, True), (4000, False)):
+        m, n, k = (size + (letter in odd) for letter in "mnk")
+        ragged = bool(set(LEADING[layouts]) & set(odd))
+        assert tuple(profile.spec for profile in kernels.profiles(m, n, k)) == FP64
+        assert decide(m, n, k, kernels).work.spec.api == ("2x" if ragged and small else "3x")
+        lead = LEADING[layouts]
+        nbytes = 8 * ((m * k if lead[0] in odd else 0) + (k * n if lead[1] in odd else 0))
+        assert kernels.packing_us(m, n, k, 2) == model.packing_us(nbytes) and kernels.packing_us(m, n, k, 1) == 0
+
+
+def test_packing_is_part_of_what_a_call_is_expected_to_take() -> None:
+    kernels = kernel_set(families("float16", "float16", "sm90a"), H200)
+    assert kernels.packing_us(1, 8, 9, 8) == 0 < kernels.packing_us(1, 9, 9, 8) < kernels.packing_us(2, 9, 9, 8)
+    aligned, packed = (decide(1000, 1000, k, kernels) for k in (1000, 999))
+    assert packed.time_us - planner.score(packed.work, packed.choice) == pytest.approx(model.packing_us(2 * 999 * 1000))
+    assert aligned.time_us == planner.score(aligned.work, aligned.choice) and model.packing_us(0) == 0
+    forced = list(planner.scored(1000, 1000, 999, families("float16", "float16", "sm90a"), H200, Options(decomposition="stream_k")))
+    assert all(one.time_us - planner.score(one.work, one.choice) > model.PACKING_US for one in forced)
 
 
 def test_tma_takes_odd_rows_of_float64_where_it_is_alone() -> None:
