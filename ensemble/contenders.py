@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 
@@ -20,6 +19,7 @@ from cutlass_sk.ensemble.attempt import CUBLAS, CUBLAS_AGAIN, Other, Others
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
 from cutlass_sk.errors import Error, PlanError
+from cutlass_sk.generator.catalog import DTYPES
 from cutlass_sk.generator.spec import KernelSpec, Layout, at_all_widths
 from cutlass_sk.options import Options
 from cutlass_sk.plan import Decomposition, Plan
@@ -28,6 +28,10 @@ AGAIN_EVERY = 8
 """The noise is measured on every so many problems."""
 BEST_EVERY = 4
 """The best of cuBLASLt's algorithms is measured on every so many problems."""
+
+
+ONE_OF_ORACLE = "oracle:"
+"""What the names of the oracle's kernels, each a contender of its own, begin with; ``oracle:each`` are all of them."""
 
 
 class ContenderError(Error, ValueError):
@@ -120,9 +124,9 @@ Entry = Planned | Searched | Called | NotTimed
 class Contender(ABC):
     """One way to multiply. ``every``: it is measured on every so many problems, in the order of the sweep."""
 
-    name: ClassVar[str]
-    description: ClassVar[str]
-    every: ClassVar[int] = 1
+    name: str
+    description: str
+    every: int = 1
 
     def unavailable(self) -> str | None:
         """Why it cannot be timed here, in a sentence; None if it can."""
@@ -285,6 +289,23 @@ class TorchCompile(Contender):
         return Called(baselines.compiled)
 
 
+class OneOfOracle(Contender):
+    """One of the oracle's kernels, data-parallel, named by its tile and what else tells it from the others."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.name = f"{ONE_OF_ORACLE}{label}"
+        self.description = f"the oracle's kernel {label}, data-parallel"
+
+    def kernels(self, setup: Setup) -> tuple[KernelSpec, ...]:
+        return tuple(spec for spec in oracle_hopper(setup.dtype, setup.out_dtype) if label_of(spec) == self.label)
+
+    def entry(self, setup: Setup, problem: Problem) -> Entry:
+        if not (kernels := self.kernels(setup)):
+            return NotTimed(f"the oracle has no kernel {self.label} from {setup.dtype} to {setup.out_dtype}")
+        return Planned(setup.plan(problem, (kernels[0].with_layouts(*setup.layouts),), "data_parallel"))
+
+
 _ALL: tuple[type[Contender], ...] = (
     *(Set, Single, DataParallel, FixedSplit, Oracle, OraclePaper, OracleOfSet),
     *(Cublas, CublasAgain, CublasFp32Reduce, CublasPadded, CublasLtBest, TorchCompile),
@@ -294,11 +315,29 @@ CONTENDERS: dict[str, Contender] = {kind.name: kind() for kind in _ALL}
 DEFAULT = ("set", "single", "data_parallel", "cublas", "cublas_again")
 
 
+def label_of(spec: KernelSpec) -> str:
+    """Tile, cluster and schedule, such as ``64x128x64_2x1_pingpong``: the name without dtypes and layouts."""
+    return spec.family.split("_", 3)[3]
+
+
+def each_of_oracle() -> dict[str, Contender]:
+    """The oracle's kernels of all dtypes as contenders of their own, by name."""
+    labels = dict.fromkeys(label_of(spec) for pair in DTYPES for spec in oracle_hopper(*pair))
+    return {one.name: one for one in map(OneOfOracle, labels)}
+
+
 def chosen(names: Iterable[str]) -> tuple[Contender, ...]:
-    """The contenders of these names, each once, in the order of ``CONTENDERS``. ContenderError for a name that is not known."""
+    """The contenders of these names, each once, in the order of ``CONTENDERS``, and then those of ``each_of_oracle``.
+
+    Raises ContenderError for a name that is not known.
+    """
     wanted = list(names)
-    if unknown := [name for name in wanted if name not in CONTENDERS]:
-        raise ContenderError(f"contender {unknown[0]!r} is not known; there are {', '.join(CONTENDERS)}")
+    known = CONTENDERS | (each_of_oracle() if any(name.startswith(ONE_OF_ORACLE) for name in wanted) else {})
+    if f"{ONE_OF_ORACLE}each" in wanted:
+        wanted += [name for name in known if name.startswith(ONE_OF_ORACLE)]
+        wanted = [name for name in wanted if name != f"{ONE_OF_ORACLE}each"]
+    if unknown := [name for name in wanted if name not in known]:
+        raise ContenderError(f"contender {unknown[0]!r} is not known; there are {', '.join(known)}, {ONE_OF_ORACLE}each")
     if not wanted:
-        raise ContenderError(f"no contender is named; there are {', '.join(CONTENDERS)}")
-    return tuple(contender for name, contender in CONTENDERS.items() if name in wanted)
+        raise ContenderError(f"no contender is named; there are {', '.join(known)}, {ONE_OF_ORACLE}each")
+    return tuple(contender for name, contender in known.items() if name in wanted)

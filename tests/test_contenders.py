@@ -47,11 +47,27 @@ def plan_of(name: str, problem: Problem) -> Plan:
 
 
 def test_an_unknown_name_is_one_error_that_lists_the_names() -> None:
-    with pytest.raises(ContenderError, match=r"'cutlass' is not known; there are set, single, .*, torch_compile$"):
+    with pytest.raises(ContenderError, match=r"'cutlass' is not known; there are set, single, .*, torch_compile, oracle:each$"):
         chosen(["set", "cutlass", "other"])
     with pytest.raises(ContenderError, match="no contender"):
         chosen([])
     assert [contender.name for contender in chosen(["cublas", "set", "set"])] == ["set", "cublas"]
+
+
+def test_each_of_the_oracles_kernels_may_be_a_contender_of_its_own() -> None:
+    names = [contender.name for contender in chosen(["oracle:each", "cublas"])]
+    ensembles = [oracle_hopper(*pair) for pair in (("float16", "float16"), ("float64", "float64"))]
+    assert len(names) == len(set(names)) == 1 + sum(map(len, ensembles)) and names[0] == "cublas"
+    (one,) = chosen(["oracle:128x256x64_2x1"])
+    found, other = one.entry(SETUP, SHAPES[1]), one.entry(setup_of("float64", H200), SHAPES[1])
+    assert (
+        isinstance(found, Planned)
+        and found.plan.decomposition == "data_parallel"
+        and one.kernels(SETUP) == (found.plan.kernel.with_layouts("t", "t"),)
+    )
+    assert isinstance(other, NotTimed) and "128x256x64_2x1 from float64" in other.why
+    with pytest.raises(ContenderError, match="'oracle:9x9' is not known"):
+        chosen(["oracle:9x9"])
 
 
 def test_each_says_who_it_is_and_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def bench(
     corpus: Annotated[str, typer.Option("--corpus", help=f"{', '.join(NAMES)}, or the path of a CSV file.")] = "paper",
     dtype: Annotated[str, typer.Option("--dtype", help=f"Commas between several: {', '.join(made.PAIRS)}.")] = "float16",
     contenders: Annotated[
-        str, typer.Option("--contenders", help=f"Commas between several: {', '.join(known.CONTENDERS)}.")
+        str, typer.Option("--contenders", help=f"Commas between several: {', '.join(known.CONTENDERS)}, {known.ONE_OF_ORACLE}each.")
     ] = ",".join(known.DEFAULT),
     timing: Annotated[
         Literal["back_to_back", "isolated", "both"], typer.Option("--timing", help="isolated: one launch at a time, cold L2.")
@@ -182,4 +182,6 @@ def _listing() -> Listing:
     table = Listing("contender", "", "here")
     for contender in known.CONTENDERS.values():
         table.add_row(contender.name, contender.description, contender.unavailable() or "yes")
+    each = f"the oracle's kernels, each a contender of its own: {', '.join(name for name in known.each_of_oracle())}"
+    table.add_row(f"{known.ONE_OF_ORACLE}each", each, known.CONTENDERS["oracle"].unavailable() or "yes")
     return table
