@@ -7,9 +7,9 @@ import signal
 import sys
 from dataclasses import fields
 
-from .catalog import find, kernels
-from .emit import emit
-from .spec import ARCHITECTURES
+from .catalog import EVERY_GENERATION, find, kernels
+from .spec import ARCHITECTURES, PROVED
+from .text import text_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         commands.add_parser(command, help=text).add_argument("name")
     options = parser.parse_args(arguments)
     if options.command == "list":
-        for spec in kernels():
+        for spec in kernels(EVERY_GENERATION):
             print(spec.name)
         return 0
     try:
@@ -29,12 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(error.args[0], file=sys.stderr)
         return 2
     if options.command == "emit":
-        print(emit(spec.binary), end="")
+        print(text_of(spec.binary), end="")
         return 0
     shown = {field.name: getattr(spec, field.name) for field in fields(spec)}
     shown |= {"widths": " ".join(map(str, spec.widths)), "accumulator": spec.accumulator}
     shown |= {"alignment": spec.alignment, "alignment_c": spec.alignment_c}
-    shown |= {"partial_bytes": spec.partial_bytes, "architectures": ", ".join(f"sm_{a}" for a in ARCHITECTURES[spec.generation])}
+    shown |= {"partial_bytes": spec.partial_bytes}
+    shown |= {"architectures": ", ".join(f"sm_{target} ({PROVED[target]})" for target in ARCHITECTURES[spec.generation])}
     print(spec.name)
     for key, value in shown.items():
         print(f"  {key:14} {value}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..errors import DtypeError
-from ..generator.catalog import DTYPES, kernels
+from ..generator.catalog import DTYPES, EVERY_GENERATION, kernels
 from ..generator.spec import ARCHITECTURES, Generation, KernelSpec
 from ..jit.build import build as build_kernels
 from ..jit.cache import Entry
@@ -28,7 +28,8 @@ def build(
     out_dtype: OutDtypeOption = None,
     generation: GenerationOption = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", help="Compile target: 90a, 80, 86, 89 or 90.  \\[default: first of the generation]")
+        str | None,
+        typer.Option("--arch", help="Compile target: 90a, 80, 86, 89, 90 or 100a.  \\[default: first of the generation]"),
     ] = None,
     tile: Annotated[
         str | None, typer.Option("--tile", help="Only kernels that take this tile, such as 128x128x64.  \\[default: all]")
@@ -55,7 +56,7 @@ def build(
     for pair in _pairs(dtype, out_dtype):
         specs = [
             spec
-            for spec in kernels()
+            for spec in kernels(EVERY_GENERATION)
             if spec.generation == (generation or _generation_for(arch))
             and (spec.dtype, spec.out_dtype) == pair
             and (chosen_tile is None or chosen_tile in {used.tile for used in spec.variants})
@@ -117,4 +118,4 @@ def _pairs(text: str, out_dtype: str | None) -> list[tuple[str, str]]:
 
 
 def _generation_for(arch: str | None) -> Generation:
-    return "sm80" if arch in ARCHITECTURES["sm80"] else "sm90a"
+    return next((name for name in EVERY_GENERATION if arch in ARCHITECTURES[name]), "sm90a")

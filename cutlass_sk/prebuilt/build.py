@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..errors import CompileError, DtypeError, WriteError, reason
+from ..errors import CompileError, DeviceError, DtypeError, WriteError, reason
 from ..generator import abi
-from ..generator.spec import KernelSpec
+from ..generator.catalog import COMPILED_ONLY
+from ..generator.spec import COMPILED, KernelSpec
 from ..jit.build import Source, compile_sources, sources
 from ..jit.cache import Entry
 from ..jit.toolchain import Toolchain, find_toolchain
@@ -25,13 +26,15 @@ from . import Library, sources_digest, suffix
 def build_library(specs: Sequence[KernelSpec], architecture: str, folder: Path, *, progress: bool | None = None) -> Library:
     """Compiles ``specs``, of one pair of dtypes, for ``sm_<architecture>``, and writes library and ``.json`` into ``folder``.
 
-    Raises as ``jit.build.build`` does, and WriteError.
+    Raises as ``jit.build.build`` does, DeviceError for kernels that have no launch, and WriteError.
     """
     specs = list(dict.fromkeys(spec.binary for spec in specs))
     pairs = sorted({(spec.dtype, spec.out_dtype) for spec in specs})
     if len(pairs) != 1:
         raise DtypeError(f"a library holds kernels of one pair of dtypes, not of {len(pairs)}: {pairs}")
     ((dtype, out_dtype),) = pairs
+    if unlaunched := next((spec for spec in specs if spec.generation in COMPILED_ONLY), None):
+        raise DeviceError(f"{unlaunched.name} is {COMPILED}: it has no launch, and a library of kernels holds what is launched")
     toolchain = find_toolchain()
     objects = compile_sources([_object(source) for source in sources(specs, architecture)], progress=progress)
     library = folder / f"{dtype}_{out_dtype}_{architecture}.so"
