@@ -14,6 +14,8 @@ Schedule = Literal["cooperative", "single", "pingpong"]
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 SHORT_NAME = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+"""Other names that a dtype may be asked for by, in Python and on every command line."""
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "86", "89", "90"), "sm100a": ("100a",)}
 """The compile targets (``sm_<target>``) that a kernel of each generation may be built for."""
@@ -28,6 +30,12 @@ MOST_SUMS = 208
 
 NAMED_TILE = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))")
 """The tile, and the widths, in the name of a kernel that takes several."""
+
+
+def dtype_named(text: str) -> str:
+    """``float16`` for "float16", "half" or "torch.float16"; what is no dtype stays what it is."""
+    plain = text.removeprefix("torch.")
+    return ALIASES.get(plain, plain)
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,12 @@ def test_command_list_prints_every_name() -> None:
     assert done.stdout.splitlines() == [spec.name for spec in kernels(EVERY_GENERATION)]
 
 
+def test_command_list_of_one_dtype_by_any_of_its_names() -> None:
+    names = [spec.name for spec in kernels(EVERY_GENERATION) if spec.dtype == "float64"]
+    assert generator("list", "--dtype", "double").stdout.splitlines() == names
+    assert generator("list", "--dtype", "int8").returncode == 2
+
+
 def test_command_show_prints_what_a_kernel_is() -> None:
     done = generator("show", "sm80_f64_f64_64x64x16_w2x2_i884_s4_nt")
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..errors import DtypeError
-from ..generator.catalog import DTYPES, EVERY_GENERATION, kernels
-from ..generator.spec import ARCHITECTURES, Generation, KernelSpec
+from ..generator.catalog import EVERY_GENERATION, kernels
+from ..generator.spec import ARCHITECTURES, Generation, KernelSpec, dtype_named
 from ..jit.build import build as build_kernels
 from ..jit.cache import Entry
 from ..prebuilt import Library
-from .options import GenerationOption, Layouts, OutDtypeOption, extents
+from .options import DTYPE_NAMES, GenerationOption, Layouts, OutDtypeOption, extents
 from .size import device_code_bytes
 
 SECONDS_A_KERNEL = 15
@@ -110,10 +110,9 @@ def _libraries(chosen: list[list[KernelSpec]], arch: str | None, folder: Path) -
 
 def _pairs(text: str, out_dtype: str | None) -> list[tuple[str, str]]:
     """Pairs of dtypes of a, b and of c."""
-    names = list(dict.fromkeys(text.split(",")))
-    known = list(dict.fromkeys(dtype for dtype, _ in DTYPES))
-    if unknown := [name for name in names if name not in known]:
-        raise typer.BadParameter(f"{unknown[0]!r} is no dtype; there are {', '.join(known)}, with commas between several")
+    names = list(dict.fromkeys(map(dtype_named, text.split(","))))
+    if unknown := [name for name in names if name not in DTYPE_NAMES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no dtype; there are {', '.join(DTYPE_NAMES)}, with commas between several")
     return [(name, out_dtype or name) for name in names]
 
 
