@@ -12,7 +12,7 @@ import typer
 
 from ..errors import Error
 from ..generator.catalog import DTYPES
-from ..generator.spec import Generation, dtype_named
+from ..generator.spec import ELEMENT_BYTES, Generation, dtype_named
 from ..plan import Decomposition
 from ..provenance import output_file
 
@@ -26,7 +26,7 @@ OptionalN = Annotated[int | None, typer.Argument(metavar="N", help="Columns of b
 OptionalK = Annotated[int | None, typer.Argument(metavar="K", help="Columns of a, rows of b.")]
 
 DTYPE_NAMES = tuple(dict.fromkeys(dtype for dtype, _ in DTYPES))
-OUT_DTYPE_NAMES = tuple(dict.fromkeys(out for _, out in DTYPES))
+OUT_DTYPE_NAMES = tuple(name for name in ELEMENT_BYTES if name in {out for _, out in DTYPES})
 
 
 def dtype_option(name: str, text: str, dtypes: tuple[str, ...]) -> Any:
