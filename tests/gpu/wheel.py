@@ -8,7 +8,6 @@ There every kernel that came with the wheel multiplies matrices of {-1, 0, 1}, w
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ UNSET = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVCC_CCBIN", "P
 SHAPES = ((1096, 584, 1240), (128, 128, 4096), (8, 2048, 40))
 UNALIGNED = (333, 127, 1001)
 FORCED: tuple[dict[str, Any], ...] = ({}, {"decomposition": "data_parallel"}, {"decomposition": "stream_k"}, {"splits": 7})
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 540
 REPORTED = 20
 
 
@@ -67,8 +66,6 @@ def install(wheel: Path, root: Path) -> Path:
     """The Python of a new environment with the wheel in it, whose tags pip has checked, and links to what it depends on."""
     venv.create(root / "venv", with_pip=False)
     python = root / "venv/bin/python"
-    if importlib.util.find_spec("pip") is None:
-        raise SystemExit(f"{sys.executable} has no pip, which installs the wheel: run this with a Python that has")
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     subprocess.run(command, check=True)
     (packages,) = (root / "venv/lib").glob("python3*/site-packages")
