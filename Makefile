@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet
-.PHONY: demo test lint figures wheel clean
+.PHONY: demo test lint docs figures wheel clean
 
 demo: .venv/installed
 	.venv/bin/cutlass-sk demo
@@ -19,6 +19,10 @@ lint: .venv/installed
 	rm -rf build .venv/typed
 	$(PIP) --no-deps --target .venv/typed .
 	MYPYPATH=.venv/typed .venv/bin/mypy -p cutlass_sk
+
+# The documentation as a site, in build/site: a warning, such as of a link that leads nowhere, is an error.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 # The figures of the Stream-K paper; the same bytes each time.
 figures: .venv/installed
@@ -38,6 +42,10 @@ clean:
 .venv/installed: pyproject.toml | .venv/torch
 	$(PIP) -e '.[dev]'
 	.venv/bin/cutlass-sk doctor > /dev/null || $(PIP) -e '.[dev,nvcc]'
+	touch $@
+
+.venv/docs: pyproject.toml .venv/installed
+	$(PIP) -e '.[docs]'
 	touch $@
 
 # torch first and by itself: which build it is, CPU or CUDA, is left to pip's configuration, or to who installed one already.

@@ -8,10 +8,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .errors import DeviceError
-from .generator.spec import Generation, KernelSpec
+from .generator.spec import COMPILED, Generation, KernelSpec
 
 if TYPE_CHECKING:
     import torch
+
+
+_NEEDS: dict[Generation, str] = {
+    "sm90a": "sm90a kernels need 9.0",
+    "sm80": "sm80 kernels are built for 8.0, 8.6, 8.9 and 9.0",
+    "sm100a": f"sm100a kernels are {COMPILED}",
+}
 
 
 @dataclass(frozen=True)
@@ -49,19 +56,21 @@ class Device:
         if self.capability[0] == 8:
             return "sm80"
         major, minor = self.capability
-        raise DeviceError(f"{self.name} has compute capability {major}.{minor}; kernels exist for 8.x and 9.0")
+        raise DeviceError(
+            f"{self.name} has compute capability {major}.{minor}; kernels run on 8.x and 9.0"
+            + (f", and those for 10.0 are {COMPILED}" if self.capability >= (10, 0) else "")
+        )
 
     def architecture(self, spec: KernelSpec) -> str:
         """The compile target (``90a``, ``80``, ...) for ``spec`` on this GPU."""
         if spec.generation == "sm90a":
             if self.capability == (9, 0):
                 return "90a"
-        elif self.capability in {(8, 0), (8, 6), (8, 9), (9, 0)}:
+        elif spec.generation == "sm80" and self.capability in {(8, 0), (8, 6), (8, 9), (9, 0)}:
             return f"{self.capability[0]}{self.capability[1]}"
         major, minor = self.capability
         raise DeviceError(
-            f"{spec.name} does not run on {self.name} (compute capability {major}.{minor}): "
-            + ("sm90a kernels need 9.0" if spec.generation == "sm90a" else "sm80 kernels are built for 8.0, 8.6, 8.9 and 9.0")
+            f"{spec.name} does not run on {self.name} (compute capability {major}.{minor}): " + _NEEDS[spec.generation]
         )
 
 

@@ -6,6 +6,7 @@ import torch
 
 from .errors import DtypeError
 from .generator.catalog import DTYPES
+from .generator.spec import dtype_named
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
@@ -15,11 +16,8 @@ def name_of(dtype: torch.dtype | str) -> str:
     """``float16`` for torch.float16 or "float16" (also "half", "torch.float16"); DtypeError if no kernel knows the dtype."""
     if isinstance(dtype, torch.dtype) and dtype in _NAMES:
         return _NAMES[dtype]
-    if isinstance(dtype, str):
-        plain = dtype.removeprefix("torch.")
-        plain = {"half": "float16", "float": "float32", "double": "float64"}.get(plain, plain)
-        if plain in _TORCH:
-            return plain
+    if isinstance(dtype, str) and (name := dtype_named(dtype)) in _TORCH:
+        return name
     raise DtypeError(f"dtype={dtype!r} has no kernels; supported: {', '.join(sorted({inputs for inputs, _ in DTYPES}))}")
 
 

@@ -18,8 +18,8 @@ from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
 from .generator.abi import ProblemStruct
-from .generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families, find
-from .generator.spec import WIDTH_STEP, Generation, KernelSpec, Layout, at_all_widths, binaries_of
+from .generator.catalog import COMPILED_ONLY, DTYPES, GENERATIONS, LAYOUTS, families, find
+from .generator.spec import COMPILED, WIDTH_STEP, Generation, KernelSpec, Layout, at_all_widths, binaries_of
 from .jit.build import build
 from .kernel import Kernel, load_kernel, plan_struct, problem_struct
 from .operands import Operands
@@ -66,7 +66,8 @@ class Gemm:
         self._dtype = name_of(dtype)
         self._out_dtype = self._dtype if out_dtype is None else name_of(out_dtype)
         if generation is not None and generation not in GENERATIONS:
-            raise DtypeError(f"generation={generation!r} is not known; use one of {', '.join(GENERATIONS)}")
+            known = f"is {COMPILED}" if generation in COMPILED_ONLY else "is not known"
+            raise DtypeError(f"generation={generation!r} {known}; use one of {', '.join(GENERATIONS)}")
         check_name(device)
         self._device, self._generation = device, generation
         self._preset = None if device is None or is_cuda(device) else resolve(device)
@@ -377,6 +378,8 @@ def _choice(
             spec = kernel if isinstance(kernel, KernelSpec) else find(kernel)
         except KeyError as error:
             raise PlanError(error.args[0]) from None
+        if spec.generation in COMPILED_ONLY:
+            raise DtypeError(f"{spec.name} is {COMPILED}: nothing plans for it or launches it")
         if (spec.dtype, spec.out_dtype) != (dtype, out_dtype):
             raise DtypeError(f"{spec.name} is for {spec.dtype} into {spec.out_dtype}; this Gemm is for {dtype} into {out_dtype}")
         chosen.append(spec.with_layouts("t", "t"))

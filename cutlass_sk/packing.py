@@ -5,22 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from . import env
+from . import env, prebuilt
 from .device import Device, real
-from .errors import KernelError, LaunchError
+from .errors import KernelError, LaunchError, ToolchainError
 from .generator import abi
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """What is copied, and where: two matrices of one shape and dtype."""
 
 _guard = threading.Lock()
-_libraries: dict[str, Callable[..., int]] = {}
-"""By generation of the GPU."""
+_functions: dict[str, Callable[..., int] | None] = {}
+"""By compile target; None where no library came compiled and there is no compiler."""
 
 
 def _forget_guard() -> None:
@@ -35,14 +36,17 @@ os.register_at_fork(after_in_child=_forget_guard)
 def copy(pairs: Sequence[Pair]) -> None:
     """Enqueues the copies on the current stream. The targets are of our own making: aligned, and no part of anything else.
 
-    Matrices with a unit stride go through one kernel, which is built at its first use; all others through torch. LaunchError.
+    Matrices with a unit stride go through one kernel, which came compiled or is built at its first use; all others through torch,
+    and these as well where the kernel cannot be had. LaunchError.
     """
     if not pairs:
         return
     own = [lines for pair in pairs if (lines := as_lines(*pair)) is not None]
     if len(own) == len(pairs) <= 2 and all(source.is_cuda for source, _ in pairs):
-        _launch(own, pairs[0][0].device)
-        return
+        device = real(pairs[0][0].device.index)
+        if (function := _function(device)) is not None:
+            _launch(function, own, device)
+            return
     for source, target in pairs:
         target.copy_(source)
 
@@ -84,15 +88,32 @@ def build(device: Device) -> Path:
     from .generator.emit import PACK
     from .jit.build import compile_source
 
-    return compile_source("pack", PACK, "90a" if device.generation == "sm90a" else "80").library
+    return compile_source("pack", PACK, _target(device)).library
 
 
-def _launch(matrices: Sequence[abi.PackMatrixStruct], on: torch.device) -> None:
-    device = real(on.index)
-    if (function := _libraries.get(device.generation)) is None:
+def _target(device: Device) -> str:
+    return "90a" if device.generation == "sm90a" else "80"
+
+
+def _function(device: Device) -> Callable[..., int] | None:
+    """What packs on ``device``; looked for once."""
+    target = _target(device)
+    if target not in _functions:
         with _guard:
-            if (function := _libraries.get(device.generation)) is None:
-                function = _libraries[device.generation] = load(build(device))
+            if target not in _functions:
+                _functions[target] = _found(device)
+    return _functions[target]
+
+
+def _found(device: Device) -> Callable[..., int] | None:
+    try:
+        return load(prebuilt.find_packing(_target(device)) or build(device))
+    except ToolchainError as error:
+        warnings.warn(f"cutlass_sk: operands are packed by torch, a copy each, for want of a compiler: {error}", stacklevel=2)
+        return None
+
+
+def _launch(function: Callable[..., int], matrices: Sequence[abi.PackMatrixStruct], device: Device) -> None:
     given = abi.PackStruct(
         struct_bytes=ctypes.sizeof(abi.PackStruct),
         programmatic=device.capability >= (9, 0) and env.PDL.get(),

@@ -1,9 +1,10 @@
 """How long kernels take to build, beside a plain nvcc of the same text and of CUTLASS's own kernel, and how large a wheel is.
 
     python -m cutlass_sk.ensemble.build_time --wheel dist/cutlass_sk-*.whl -o results/build.json
+    python -m cutlass_sk.ensemble.build_time --fault-tests tests/test_cache{,_faults,_trust}.py -o results/build.json
 
 Each build starts from an empty cache. Seconds are of the clock, ``_cpu_s`` of all processors together: only these compare on a
-machine that has other work. What another program found, such as ``fault_tests``, is kept in the file.
+machine that has other work. The second command runs the tests of the cache's faults; each keeps in the file what the other found.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import json
 import os
 import resource
 import subprocess
+import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +31,8 @@ from cutlass_sk.jit.build import Source, command_line, compile_sources, sources
 from cutlass_sk.jit.toolchain import find_toolchain
 from cutlass_sk.provenance import output_argument, provenance, save
 
-KEPT = ("fault_tests",)
+FAULT_TESTS = "fault_tests"
+FAULT_TESTS_LIMIT_SECONDS = 1800
 
 
 def measured(action: Callable[[], object]) -> tuple[float, float]:
@@ -74,6 +78,29 @@ def record(spec: KernelSpec, specs: Sequence[KernelSpec], wheel: Path | None) ->
     return made
 
 
+def fault_tests(files: Sequence[Path]) -> dict[str, Any]:
+    """What came of the tests in ``files``, in a process of their own; a run that ends before its last test is one more failure."""
+    start = time.monotonic()
+    with TemporaryDirectory(prefix="cutlass_sk-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *map(str, files)]
+        try:
+            status = subprocess.run(command, stdout=sys.stderr, timeout=FAULT_TESTS_LIMIT_SECONDS).returncode
+        except subprocess.TimeoutExpired:
+            status = -1
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
+    failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {
+        "passed": len(cases) - failed - skipped,
+        "failed": failed + (status not in (0, 1)),
+        "skipped": skipped,
+        "seconds": round(time.monotonic() - start, 1),
+        "files": [file.name for file in files],
+        "provenance": provenance("ensemble.build_time --fault-tests"),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m cutlass_sk.ensemble.build_time", description=(__doc__ or "").partition("\n")[0]
@@ -81,13 +108,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", help="whose first kernel, and whose set; row-major a, column-major b")
     parser.add_argument("--no-set", action="store_true", help="measure one kernel alone")
     parser.add_argument("--wheel", type=Path, help="a wheel to weigh")
+    parser.add_argument("--fault-tests", type=Path, nargs="+", metavar="FILE", help="run these tests, and measure no build")
     parser.add_argument("-o", "--output", type=output_argument, help="write the JSON to this file")
     options = parser.parse_args()
-    specs = [spec.with_layouts("t", "n") for spec in families(options.dtype, options.dtype, "sm90a")]
-    made = record(specs[0], [] if options.no_set else specs, options.wheel)
-    if options.output is not None and options.output.is_file():
-        known = json.loads(options.output.read_text())
-        made |= {name: known[name] for name in KEPT if name in known}
+    known = json.loads(options.output.read_text()) if options.output is not None and options.output.is_file() else {}
+    if options.fault_tests:
+        made = {**known, FAULT_TESTS: fault_tests(options.fault_tests)}
+    else:
+        specs = [spec.with_layouts("t", "n") for spec in families(options.dtype, options.dtype, "sm90a")]
+        made = record(specs[0], [] if options.no_set else specs, options.wheel)
+        made |= {name: known[name] for name in (FAULT_TESTS,) if name in known}
     text = json.dumps(made, indent=1) + "\n"
     print(text, end="")
     if options.output is not None:

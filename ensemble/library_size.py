@@ -1,6 +1,7 @@
 """Library size against kernel count: bytes of the Stream-K kernels, of data-parallel ensembles, of CUTLASS's own and of cuBLAS.
 
-All are for compute capability 9.0, and but for cuBLAS of one pair of dtypes and of layouts. Nothing is compiled unless asked for.
+All but ``blackwell`` are for compute capability 9.0, and but for cuBLAS of one pair of dtypes and of layouts. Nothing is compiled
+unless asked for.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from cutlass_sk.ensemble import installed
 from cutlass_sk.ensemble.manifest import manifest
 from cutlass_sk.ensemble.oracle import oracle_hopper, oracle_paper
 from cutlass_sk.errors import CacheError, ToolchainError
-from cutlass_sk.generator.emit import emit, emit_data_parallel
-from cutlass_sk.generator.spec import SHORT_NAME, KernelSpec, Layout
+from cutlass_sk.generator.catalog import COMPILED_ONLY, families
+from cutlass_sk.generator.emit import emit_data_parallel
+from cutlass_sk.generator.spec import COMPILED, SHORT_NAME, KernelSpec, Layout
+from cutlass_sk.generator.text import text_of
 from cutlass_sk.jit.build import Source, compile_sources, lookup_sources
 from cutlass_sk.jit.cache import Entry
 from cutlass_sk.kernel import load_kernel
 
 Code = Literal["stream_k", "data_parallel"]
-Name = Literal["single", "set", "prebuilt", "oracle_paper", "oracle_hopper", "ensemble", "manifest", "cublas", "cublaslt"]
-TARGETS = {"sm90a": "90a", "sm80": "90"}
-"""What kernels of a generation are compiled for, to be weighed side by side on Hopper."""
+Name = Literal[
+    "single", "set", "prebuilt", "oracle_paper", "oracle_hopper", "ensemble", "blackwell", "manifest", "cublas", "cublaslt"
+]
+TARGETS = {"sm90a": "90a", "sm80": "90", "sm100a": "100a"}
+"""What kernels of a generation are compiled for, to be weighed: side by side on Hopper, but for Blackwell's."""
 BINARY_TARGET = "sm_90"
 MEGABYTE = 1e6
 
@@ -36,6 +41,7 @@ MEANINGS: dict[Name, str] = {
     "oracle_paper": "the Stream-K paper's data-parallel ensemble",
     "oracle_hopper": "a data-parallel ensemble for Hopper",
     "ensemble": "data-parallel, of measured candidates, one after the other (--curve)",
+    "blackwell": f"Stream-K kernels for sm_100a, {COMPILED}",
     "manifest": "what CUTLASS's generator instantiates",
     "cublas": "libcublas",
     "cublaslt": "libcublasLt",
@@ -128,11 +134,13 @@ class Point:
 
 
 def specs_of(name: Name, request: Request) -> tuple[tuple[KernelSpec, ...], Code]:
-    """The kernels of ``single``, ``set``, ``oracle_paper`` or ``oracle_hopper``, and what of them is compiled."""
+    """The kernels of ``single``, ``set``, ``blackwell``, ``oracle_paper`` or ``oracle_hopper``, and what of them is compiled."""
     pair = request.dtype, request.out_dtype
     if name in ("single", "set"):
         gemm = Gemm(request.dtype, out_dtype=request.out_dtype, device="h200", kernels=1 if name == "single" else None)
         specs, code = tuple(gemm.kernels), "stream_k"
+    elif name == "blackwell":
+        specs, code = families(*pair, "sm100a"), "stream_k"
     else:
         specs = oracle_paper(*pair) if name == "oracle_paper" else oracle_hopper(*pair)
         own = any(spec.api == "3x" and spec.dtype == "float64" for spec in specs)  # CUTLASS has no such kernels
@@ -144,13 +152,15 @@ def specs_of(name: Name, request: Request) -> tuple[tuple[KernelSpec, ...], Code
 
 def sources_of(specs: Sequence[KernelSpec], code: Code) -> list[Source]:
     """What is compiled of ``specs``."""
-    text, suffix = (emit, "") if code == "stream_k" else (emit_data_parallel, "_data_parallel")
+    text, suffix = (text_of, "") if code == "stream_k" else (emit_data_parallel, "_data_parallel")
     return [Source(spec.name + suffix, text(spec), TARGETS[spec.generation]) for spec in specs]
 
 
 def weigh(name: Name, request: Request, *, build: bool = False) -> Library:
     """A library of kernels, as the cache holds them; ``build`` compiles those that it lacks."""
     specs, code = specs_of(name, request)
+    if not specs:
+        return Library(name, MEANINGS[name], 0, note=f"there is none for {request.dtype} -> {request.out_dtype}")
     sources = sources_of(specs, code)
     note = ""
     try:
@@ -164,7 +174,8 @@ def weigh(name: Name, request: Request, *, build: bool = False) -> Library:
     for spec, source, entry in zip(specs, sources, entries, strict=True):
         if entry is not None:
             taken = None if tool is None else usage(entry.library, tool)
-            own = load_kernel(spec, source.architecture).description.shared_memory_bytes if code == "stream_k" else None
+            loads = code == "stream_k" and spec.generation not in COMPILED_ONLY
+            own = load_kernel(spec, source.architecture).description.shared_memory_bytes if loads else None
             weights.append(
                 Weight(source.name, f"sm_{source.architecture}", device_code_bytes(entry.library), entry.library_bytes, own, taken)
             )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 from .spec import Generation, KernelSpec, Layout, Schedule
 
 GENERATIONS: tuple[Generation, ...] = ("sm90a", "sm80")
+"""Whose kernels are planned for and run, the newest first."""
+COMPILED_ONLY: tuple[Generation, ...] = ("sm100a",)
+"""Whose kernels are compiled, listed and weighed; nobody has run them, and no plan uses them."""
+EVERY_GENERATION = (*GENERATIONS, *COMPILED_ONLY)
 LAYOUTS: tuple[tuple[Layout, Layout], ...] = (("t", "t"), ("t", "n"), ("n", "t"), ("n", "n"))
 DTYPES: tuple[tuple[str, str], ...] = (
     ("float16", "float16"),
@@ -42,11 +46,19 @@ FP64_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int], Schedule, int],
 )
 """Tile, cluster, schedule and stages of the fp64 kernels on Hopper that load by TMA."""
 
+SM100_KERNELS: tuple[tuple[tuple[int, int, int], tuple[int, int]], ...] = (((256, 128, 64), (2, 1)),)
+"""Tile and cluster of the float16 kernels for compute capability 10.0."""
+
 
 def families(dtype: str, out_dtype: str, generation: Generation) -> tuple[KernelSpec, ...]:
     """The binaries of one dtype and generation, given for row-major operands; the first is the default. Empty if there is none."""
     if (dtype, out_dtype) not in DTYPES:
         return ()
+    if generation == "sm100a":
+        known = SM100_KERNELS if dtype == out_dtype == "float16" else ()
+        return tuple(
+            KernelSpec("sm100a", "3x", dtype, out_dtype, tile, cluster, instruction=(*tile[:2], 16)) for tile, cluster in known
+        )
     if dtype == "float64":
         return _fp64(generation)
     if generation == "sm90a":
@@ -92,9 +104,9 @@ def _fp64(generation: Generation) -> tuple[KernelSpec, ...]:
     return (*by_tma, by_vector)
 
 
-def kernels() -> Iterator[KernelSpec]:
-    """Every binary, in every layout, in a fixed order."""
-    for generation, (dtype, out_dtype) in product(GENERATIONS, DTYPES):
+def kernels(generations: Iterable[Generation] = GENERATIONS) -> Iterator[KernelSpec]:
+    """Every binary of these generations, in every layout, in a fixed order."""
+    for generation, (dtype, out_dtype) in product(generations, DTYPES):
         for family in families(dtype, out_dtype, generation):
             for layout_a, layout_b in LAYOUTS:
                 yield family.with_layouts(layout_a, layout_b)
@@ -104,7 +116,7 @@ def find(name: str) -> KernelSpec:
     """The kernel called ``name``, a binary or one of its widths; KeyError, with the nearest names, if there is none."""
     from difflib import get_close_matches
 
-    by_name = {spec.name: spec for binary in kernels() for spec in binary.variants}
+    by_name = {spec.name: spec for binary in kernels(EVERY_GENERATION) for spec in binary.variants}
     if name not in by_name:
         near = get_close_matches(name, by_name, n=3)
         rest = f"near it: {', '.join(near)}" if near else "python -m cutlass_sk.generator list prints the names"

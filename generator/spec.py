@@ -8,15 +8,20 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal
 
-Generation = Literal["sm90a", "sm80"]
+Generation = Literal["sm90a", "sm80", "sm100a"]
 Layout = Literal["t", "n"]
 Schedule = Literal["cooperative", "single", "pingpong"]
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 SHORT_NAME = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+"""Other names that a dtype may be asked for by, in Python and on every command line."""
 
-ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "86", "89", "90")}
+ARCHITECTURES: dict[str, tuple[str, ...]] = {"sm90a": ("90a",), "sm80": ("80", "86", "89", "90"), "sm100a": ("100a",)}
 """The compile targets (``sm_<target>``) that a kernel of each generation may be built for."""
+COMPILED = "compiled, never run"
+PROVED = {"90a": "run on an H200", "90": "run on an H200", "80": COMPILED, "86": COMPILED, "89": COMPILED, "100a": COMPILED}
+"""By compile target: how far this project has seen its kernels work."""
 
 WIDTH_STEP, WIDEST = 32, 256
 """Steps and limit of the tile widths that one binary takes: wgmma's n is at most 256."""
@@ -27,6 +32,12 @@ NAMED_TILE = re.compile(r"(?P<rows>\d+x)\d+(?P<rest>x\d+_n\d+to(?P<widest>\d+))"
 """The tile, and the widths, in the name of a kernel that takes several."""
 
 
+def dtype_named(text: str) -> str:
+    """``float16`` for "float16", "half" or "torch.float16"; what is no dtype stays what it is."""
+    plain = text.removeprefix("torch.")
+    return ALIASES.get(plain, plain)
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """A Stream-K GEMM kernel, c[m, n] = alpha * a[m, k] @ b[k, n] + beta * c[m, n].
@@ -35,10 +46,11 @@ class KernelSpec:
     of its other widths (``variants``) stand for the same binary, used at that width.
 
     generation   ``sm90a``: Hopper (``3x``: TMA and wgmma, with fp64 mma.sync). ``sm80``: CUTLASS 2.x, cp.async and mma.sync.
+                 ``sm100a``: CUTLASS's own 3.x collectives with tcgen05, compiled and never run (``blackwell.py``).
     api          ``3x`` or ``2x``: the CUTLASS API the kernel is built on. fp64 has both on Hopper: ``3x`` needs aligned a and b.
     dtype        element type of a and b: ``float16``, ``bfloat16`` or ``float64``.
     out_dtype    element type of c. Sums are float32 (float64 for float64).
-    tile         (tile_m, tile_n, tile_k) in elements: the tile that is used
+    tile         (tile_m, tile_n, tile_k) in elements: the tile that is used; two SMs share one of 256 rows on ``sm100a``
     narrowest, widest   the least and the largest tile_n that the binary takes, in steps of 32; 0: it has one (16-bit 3.x only)
     cluster      (cluster_m, cluster_n) in CTAs; (1, 1) for 2.x.
     instruction  (m, n, k) of the tensor-core instruction; for wgmma n follows tile_n.
@@ -153,7 +165,8 @@ class KernelSpec:
     @property
     def alignment_c(self) -> int:
         """Elements of c that its pointer and leading dimension must be multiples of."""
-        return 1 if self.api == "3x" or self.dtype == "float64" else 16 // ELEMENT_BYTES[self.out_dtype]
+        any_address = (self.api == "3x" and self.generation != "sm100a") or self.dtype == "float64"
+        return 1 if any_address else 16 // ELEMENT_BYTES[self.out_dtype]
 
     @property
     def cluster_size(self) -> int:

@@ -47,3 +47,28 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert times.items() <= record.items()
     assert (record["wheel_bytes"], record["prebuilt_kernels"], record["prebuilt_bytes"]) == (5, 0, {})
     assert record["fault_tests"] == {"passed": 3, "failed": 0}, "another program's"
+
+
+def test_fault_tests_are_counted_and_the_times_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests, output = tmp_path / "test_some.py", tmp_path / "build.json"
+    tests.write_text(
+        "import os, pytest\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert False\n"
+        "@pytest.mark.skip\ndef test_is_skipped(): pass\n"
+        "@pytest.fixture\ndef broken(): raise OSError\n"
+        "def test_never_starts(broken): pass\n"
+    )
+    output.write_text('{"cold_build_s": 99, "fault_tests": {"passed": 100}}')
+    monkeypatch.setattr(sys, "argv", ["build_time", "--fault-tests", str(tests), "-o", str(output)])
+    build_time.main()
+    record = json.loads(output.read_text())
+    assert record["cold_build_s"] == 99
+    counts = {"passed": 1, "failed": 2, "skipped": 1, "files": ["test_some.py"]}
+    assert counts.items() <= record["fault_tests"].items()
+
+
+def test_a_run_of_fault_tests_that_dies_is_a_failure(tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text("import os\ndef test_passes(): pass\ndef test_dies(): os._exit(9)\n")
+    assert build_time.fault_tests([tests])["failed"] == 1

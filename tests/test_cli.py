@@ -173,3 +173,13 @@ def test_device_code_of_a_library_without_any_is_zero() -> None:
     import _ctypes
 
     assert device_code_bytes(Path(_ctypes.__file__)) == 0
+
+
+def test_a_dtype_by_another_name(cutlass_sk: CommandLine) -> None:
+    for command in (("plan", "64", "64", "640"), ("size", "--library", "single"), ("bench", "--list")):
+        named, other = (cutlass_sk(*command, "--dtype", dtype) for dtype in ("float64", "double"))
+        assert named == other and named[0] == 0, command
+    plan = ("plan", "64", "64", "640", "--dtype", "half", "--out-dtype", "float")
+    assert cutlass_sk(*plan) == cutlass_sk("plan", "64", "64", "640", "--dtype", "float16", "--out-dtype", "float32")
+    status, _, errors = cutlass_sk("plan", "64", "64", "640", "--dtype", "float")
+    assert status == 2 and "'float' is not one of float16, bfloat16, float64" in " ".join(errors.split())

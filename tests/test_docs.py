@@ -1,7 +1,8 @@
-"""README.md is true: its Python runs, and it names every command and environment variable."""
+"""README.md is true: its Python runs, and it names every command and environment variable. So are the pages in docs/."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,12 @@ import typer
 from cutlass_sk import Gemm, env
 from cutlass_sk.ensemble import cli
 from cutlass_sk.generator.catalog import DTYPES, families
+from cutlass_sk.generator.emit import emit
+from cutlass_sk.generator.spec import KernelSpec
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = tuple(sorted((ROOT / "docs").glob("*.md")))
 SNIPPETS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
@@ -86,6 +90,23 @@ def test_the_measured_tables_are_the_records() -> None:
 
 
 def test_files_that_the_documents_name_exist() -> None:
-    for document in ("README.md", "CONTRIBUTING.md", "results/NOTES.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "results/NOTES.md", *(f"docs/{page.name}" for page in PAGES)):
         for path in re.findall(r"`((?:results|ensemble|generator|cutlass_sk|tests)/[\w./-]+)`", (ROOT / document).read_text()):
             assert (ROOT / path).exists(), f"{document} names {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_commands_and_marks_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert set(re.findall(r"\bcutlass-sk (\w+)", text)) <= set(commands)
+    for mark in re.findall(r'--8<-- "README.md:(\w+)"', text):
+        assert f"[start:{mark}]" in README and f"[end:{mark}]" in README
+
+
+def test_the_kernel_that_the_documentation_adds_can_be() -> None:
+    (line,) = re.findall(r"^ +(\(\(\d+.*\)),$", (ROOT / "docs/adding.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (rows, narrowest, widest), cluster, schedule, swapped = ast.literal_eval(line)
+    tile, widths = (rows, widest, 64), {"narrowest": narrowest, "widest": widest}
+    spec = KernelSpec("sm90a", "3x", "float16", "float16", tile, cluster, schedule=schedule, swapped=swapped, **widths)
+    assert spec.name in emit(spec) and spec.family in (ROOT / "docs/adding.md").read_text(encoding="utf-8")

@@ -15,10 +15,11 @@ import pytest
 import torch
 from command_line import CommandLine
 
-from cutlass_sk import extension
+from cutlass_sk import extension, prebuilt
 from cutlass_sk.cli import driver as driver_module
 from cutlass_sk.cli.driver import Driver, find_driver
 from cutlass_sk.device import PRESETS
+from cutlass_sk.generator import abi
 from cutlass_sk.jit.toolchain import find_toolchain
 
 module = importlib.import_module("cutlass_sk.cli.doctor")  # the package has a function of that name
@@ -87,7 +88,8 @@ def test_doctor_says_how_calls_are_repeated(cutlass_sk: CommandLine, monkeypatch
 def test_all_is_well(doctor: Doctor) -> None:
     status, findings = doctor()
     assert status == 0 and findings["run"]["works"]
-    assert "compute capability 9.0, 132 SMs; runs sm90a kernels, compiled for sm_90a" in findings["GPU"]["value"]
+    assert "compute capability 9.0, 132 SMs; runs sm90a kernels, compiled for sm_90a (run on an H200)" in findings["GPU"]["value"]
+    assert findings["proved"]["value"].endswith("compiled, never run: sm_80, sm_86, sm_89, sm_100a")
     assert findings["driver"]["value"] == "580.1, CUDA 13.0"
     assert not any(finding["remedy"] for name, finding in findings.items() if name != "repeated calls")
 
@@ -98,6 +100,50 @@ def test_a_gpu_without_kernels(capability: tuple[int, int], doctor: Doctor) -> N
     status, findings = doctor()
     assert status == 1 and findings["GPU"]["works"] is False and findings["build"]["works"] and not findings["run"]["works"]
     assert "{}.{}".format(*capability) in findings["GPU"]["remedy"]
+    assert ("those for 10.0 are compiled, never run" in findings["GPU"]["remedy"]) == (capability >= (10, 0))
+
+
+def library(folder: Path, **changes: str) -> None:
+    described = prebuilt.Library(
+        file="float16_float16_90a.so",
+        architecture="90a",
+        dtype="float16",
+        out_dtype="float16",
+        kernels=("one", "two"),
+        bytes=0,
+        sha256="",
+        abi=abi.ABI_VERSION,
+        sources=prebuilt.sources_digest(),
+        versions={},
+    )
+    (folder / "float16_float16_90a.json").write_text(replace(described, **changes).to_json())  # type: ignore[arg-type]
+    prebuilt._libraries.cache_clear()
+
+
+def test_kernels_that_came_compiled_need_no_compiler(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
+    monkeypatch.setenv("CUTLASS_SK_NVCC", str(tmp_path / "nvcc"))
+    assert doctor()[0] == 1
+    library(tmp_path)
+    status, findings = doctor()
+    assert status == 0 and findings["run"]["works"] and not findings["build"]["works"]
+    assert findings["compiled kernels"]["value"] == "2 of float16 -> float16 for sm_90a"
+    doctor.capability = (8, 0)
+    status, findings = doctor()
+    assert status == 1 and findings["compiled kernels"]["works"] is None and not findings["run"]["works"]
+    doctor.capability = (9, 0)
+    library(tmp_path, sources="others")
+    status, findings = doctor()
+    assert status == 1 and findings["compiled kernels"]["value"] == "none came with this installation"
+
+
+def test_a_damaged_description_of_compiled_kernels(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
+    (tmp_path / "float16_float16_90a.json").write_text("{")
+    prebuilt._libraries.cache_clear()
+    status, findings = doctor()
+    assert status == 1 and not findings["run"]["works"]
+    assert "install cutlass_sk again" in findings["compiled kernels"]["remedy"]
 
 
 def test_a_driver_older_than_nvcc(doctor: Doctor) -> None:

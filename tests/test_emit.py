@@ -14,7 +14,7 @@ import pytest
 
 import cutlass_sk
 from cutlass_sk.generator import families, find, kernels
-from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS
+from cutlass_sk.generator.catalog import DTYPES, EVERY_GENERATION, GENERATIONS, LAYOUTS
 from cutlass_sk.generator.emit import emit, emit_data_parallel
 from cutlass_sk.generator.spec import ELEMENT_BYTES, KernelSpec, Layout, at_all_widths, binaries_of, binary_name
 
@@ -205,7 +205,13 @@ def test_there_are_no_families_of_other_dtypes() -> None:
 def test_command_list_prints_every_name() -> None:
     done = generator("list")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [spec.name for spec in CATALOGUE]
+    assert done.stdout.splitlines() == [spec.name for spec in kernels(EVERY_GENERATION)]
+
+
+def test_command_list_of_one_dtype_by_any_of_its_names() -> None:
+    names = [spec.name for spec in kernels(EVERY_GENERATION) if spec.dtype == "float64"]
+    assert generator("list", "--dtype", "double").stdout.splitlines() == names
+    assert generator("list", "--dtype", "int8").returncode == 2
 
 
 def test_command_show_prints_what_a_kernel_is() -> None:
@@ -217,7 +223,8 @@ def test_command_show_prints_what_a_kernel_is() -> None:
     assert {field.name for field in fields(KernelSpec)} <= shown.keys()
     assert (shown["tile"], shown["layout_a"], shown["layout_b"]) == ("(64, 64, 16)", "n", "t")
     assert (shown["accumulator"], shown["partial_bytes"]) == ("float64", str(64 * 64 * 8))
-    assert shown["architectures"] == "sm_80, sm_86, sm_89, sm_90"
+    compiled = (f"sm_{target} (compiled, never run)" for target in (80, 86, 89))
+    assert shown["architectures"] == ", ".join((*compiled, "sm_90 (run on an H200)"))
 
 
 def test_command_emit_prints_the_text() -> None:

@@ -166,7 +166,7 @@ def test_build_refuses_dtypes_that_no_kernel_has(cutlass_sk: CommandLine) -> Non
 # With real kernels
 
 ALONE = """
-import sys
+import ctypes, sys
 
 class Without:
     def find_spec(self, name, path=None, target=None):
@@ -174,9 +174,10 @@ class Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Without())
-from cutlass_sk import Gemm
+from cutlass_sk import Gemm, packing
+from cutlass_sk.device import PRESETS
 from cutlass_sk.errors import ToolchainError
-from cutlass_sk.generator import families
+from cutlass_sk.generator import abi, families
 from cutlass_sk.jit.toolchain import find_toolchain
 from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
 
@@ -193,6 +194,9 @@ for layout_b in "tn":
     query = kernel.query(problem_struct(300, 200, 5000, 5000, 200, 200), plan_struct(plan))
     assert (query.grid, query.sk_units) == (plan.grid, plan.sk_units)
     print(kernel.description.name)
+struct, result = abi.PackStruct(struct_bytes=ctypes.sizeof(abi.PackStruct)), abi.ResultStruct()
+assert packing._function(PRESETS["a100"])(struct, result) == abi.Status.OK  # nothing to do
+assert packing._function(PRESETS["h200"]) is None
 """
 
 
@@ -206,12 +210,14 @@ def test_a_library_needs_no_compiler_and_is_the_same_bytes_everywhere(tmp_path: 
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [spec.name for spec in specs]
+    assert "operands are packed by torch, a copy each, for want of a compiler" in done.stderr  # for the other GPU
     library = str(tmp_path / "both" / both.file)
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     assert "libcuda.so" not in needed and "libcudart.so" not in needed
     exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     functions = (abi.DESCRIBE, abi.ENQUEUE, abi.PREPARE, abi.QUERY)
-    assert {line.split()[2] for line in exported.splitlines()} == {f"{one}_{spec.name}" for one in functions for spec in specs}
+    named = {f"{one}_{spec.name}" for one in functions for spec in specs}
+    assert {line.split()[2] for line in exported.splitlines()} == {*named, abi.PACK}
 
     here = build_library(specs[:1], "80", tmp_path / "here")
     monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(tmp_path / "another cache"))

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..errors import DtypeError
-from ..generator.catalog import DTYPES, kernels
-from ..generator.spec import ARCHITECTURES, Generation, KernelSpec
+from ..generator.catalog import EVERY_GENERATION, kernels
+from ..generator.spec import ARCHITECTURES, Generation, KernelSpec, dtype_named
 from ..jit.build import build as build_kernels
 from ..jit.cache import Entry
 from ..prebuilt import Library
-from .options import GenerationOption, Layouts, OutDtypeOption, extents
+from .options import DTYPE_NAMES, GenerationOption, Layouts, OutDtypeOption, extents
 from .size import device_code_bytes
 
 SECONDS_A_KERNEL = 15
@@ -28,7 +28,8 @@ def build(
     out_dtype: OutDtypeOption = None,
     generation: GenerationOption = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", help="Compile target: 90a, 80, 86, 89 or 90.  \\[default: first of the generation]")
+        str | None,
+        typer.Option("--arch", help="Compile target: 90a, 80, 86, 89, 90 or 100a.  \\[default: first of the generation]"),
     ] = None,
     tile: Annotated[
         str | None, typer.Option("--tile", help="Only kernels that take this tile, such as 128x128x64.  \\[default: all]")
@@ -55,7 +56,7 @@ def build(
     for pair in _pairs(dtype, out_dtype):
         specs = [
             spec
-            for spec in kernels()
+            for spec in kernels(EVERY_GENERATION)
             if spec.generation == (generation or _generation_for(arch))
             and (spec.dtype, spec.out_dtype) == pair
             and (chosen_tile is None or chosen_tile in {used.tile for used in spec.variants})
@@ -109,12 +110,11 @@ def _libraries(chosen: list[list[KernelSpec]], arch: str | None, folder: Path) -
 
 def _pairs(text: str, out_dtype: str | None) -> list[tuple[str, str]]:
     """Pairs of dtypes of a, b and of c."""
-    names = list(dict.fromkeys(text.split(",")))
-    known = list(dict.fromkeys(dtype for dtype, _ in DTYPES))
-    if unknown := [name for name in names if name not in known]:
-        raise typer.BadParameter(f"{unknown[0]!r} is no dtype; there are {', '.join(known)}, with commas between several")
+    names = list(dict.fromkeys(map(dtype_named, text.split(","))))
+    if unknown := [name for name in names if name not in DTYPE_NAMES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no dtype; there are {', '.join(DTYPE_NAMES)}, with commas between several")
     return [(name, out_dtype or name) for name in names]
 
 
 def _generation_for(arch: str | None) -> Generation:
-    return "sm80" if arch in ARCHITECTURES["sm80"] else "sm90a"
+    return next((name for name in EVERY_GENERATION if arch in ARCHITECTURES[name]), "sm90a")

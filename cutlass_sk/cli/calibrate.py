@@ -22,13 +22,15 @@ from ..generator.catalog import DTYPES, families
 from ..generator.spec import KernelSpec, at_all_widths, binaries_of
 from ..jit.build import build
 from ..provenance import provenance, save
-from .options import Dtype, written_path
+from .options import DTYPE_NAMES, dtype_option, written_path
 
 HELD_OUT = "fitted to three quarters of the shapes, judged on the others"
 
 
 def calibrate(
-    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Only this element type of a and b.  \\[default: all]")] = None,
+    dtype: Annotated[
+        str | None, dtype_option("--dtype", "Only this element type of a and b.  \\[default: all]", DTYPE_NAMES)
+    ] = None,
     budget_seconds: Annotated[float, typer.Option("--budget-seconds", min=1.0, help="How long to measure.")] = 600.0,
     shapes: Annotated[int, typer.Option("--shapes", min=1, help="At most so many shapes for each pair of dtypes.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the shapes.")] = measure.SEED,
@@ -48,7 +50,7 @@ def calibrate(
 ) -> None:
     """Measure this GPU and fit the model's constants. Needs a GPU, and scipy."""
     console = Console(highlight=False)
-    dtypes = [dtype] if dtype else ["float16", "bfloat16", "float64"]
+    dtypes = (dtype,) if dtype else DTYPE_NAMES
     pairs = [pair for pair in DTYPES if pair[0] in dtypes]
     if from_records is not None:
         target, found = resolve(device), [one for one in records.read(from_records) if _pair(one)[0] in dtypes]

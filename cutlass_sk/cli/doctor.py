@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .. import __version__, calibration, env, extension
+from .. import __version__, calibration, env, extension, prebuilt
 from ..device import Device, real, resolve
 from ..errors import DeviceError, Error
 from ..generator.catalog import kernels
+from ..generator.spec import PROVED
 from ..jit.cache import Cache
 from ..jit.key import SCHEMA
 from ..jit.root import REMEDY
@@ -37,13 +38,15 @@ class Finding:
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Say what works here: GPU, driver, compiler, CUTLASS, cache. Exit status 1, with the remedy, if kernels cannot be compiled, or
-    there is a GPU and they cannot run on it."""
+    """Say what works here: GPU, driver, kernels that came compiled, compiler, CUTLASS, cache. Exit status 1, with the remedy, if
+    kernels cannot be compiled and none came compiled for the GPU, or there is a GPU and they cannot run on it."""
     driver = find_driver()
     findings = [
         Finding("cutlass_sk", None, __version__),
         _torch(driver),
         *_gpu(driver),
+        _proved(),
+        came := _prebuilt(),
         _constants(),
         *_compiler(driver),
         _cache(),
@@ -52,21 +55,24 @@ def doctor(as_json: JsonOption = False) -> None:
     ]
     broken = {finding.name for finding in findings if finding.works is False}
     compiles = not broken & {"compiler", "CUTLASS", "cache", "environment"}
-    runs = not broken & {"torch", "GPU", "driver"}
+    runs = not broken & {"torch", "GPU", "driver", "environment", "compiled kernels"}
+    works = runs and (compiles or bool(came.works))
     findings += [
         Finding("plan", True, "plans for this GPU, and for presets" if runs else "plans for presets, such as h200"),
         Finding("CPU tensors", True, "multiplied by the reference, slowly"),
         Finding("build", compiles, "compiles kernels" if compiles else "cannot compile kernels", "" if compiles else "see above"),
-        Finding("run", runs and compiles, _run_verdict(runs, compiles), "" if runs and compiles else "see above"),
+        Finding("run", works, _run_verdict(runs, compiles, works), "" if works else "see above"),
     ]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         _print(findings)
-    raise typer.Exit(0 if compiles and (runs or driver.gpus == 0) else 1)
+    raise typer.Exit(0 if works or (compiles and driver.gpus == 0) else 1)
 
 
-def _run_verdict(runs: bool, compiles: bool) -> str:
+def _run_verdict(runs: bool, compiles: bool, works: bool) -> str:
+    if works and not compiles:
+        return "runs the kernels that came compiled, and can compile no others"
     if runs:
         return "compiles on first use and runs" if compiles else "cannot compile what it would run"
     return "needs a GPU; kernels can be built here for one" if compiles else "needs a GPU and a compiler"
@@ -100,7 +106,7 @@ def _gpu(driver: Driver) -> Iterator[Finding]:
         device = real(torch.cuda.current_device())
         try:
             targets = [device.architecture(spec) for spec in kernels() if spec.generation == device.generation]
-            runs, remedy = f"runs {device.generation} kernels, compiled for sm_{targets[0]}", ""
+            runs, remedy = f"runs {device.generation} kernels, compiled for sm_{targets[0]} ({PROVED[targets[0]]})", ""
         except DeviceError as error:
             runs, remedy = "unsupported", str(error)
         yield Finding("GPU", not remedy, f"{_describe(device)}; {runs}", remedy)
@@ -112,6 +118,30 @@ def _gpu(driver: Driver) -> Iterator[Finding]:
         yield Finding("driver", False, driver.module or "unknown", driver.problem)
     elif driver.version:
         yield Finding("driver", None, f"{driver.module}, {driver.cuda}" if driver.module else driver.cuda)
+
+
+def _proved() -> Finding:
+    """How far this project has seen kernels work, by compile target."""
+    targets = {proof: [target for target in PROVED if PROVED[target] == proof] for proof in PROVED.values()}
+    return Finding("proved", None, "; ".join(f"{proof}: {', '.join(f'sm_{t}' for t in found)}" for proof, found in targets.items()))
+
+
+def _prebuilt() -> Finding:
+    """The kernels that came compiled. They work if there are some for the GPU; without a GPU there is no verdict."""
+    try:
+        found = [library for library in prebuilt.libraries() if library.usable]
+        fitting = found
+        if torch.cuda.is_available():
+            device = real(torch.cuda.current_device())
+            targets = {device.architecture(spec) for spec in kernels() if spec.generation == device.generation}
+            fitting = [library for library in found if library.architecture in targets]
+    except DeviceError:  # the GPU's finding says so
+        fitting = []
+    except Error as error:
+        return Finding("compiled kernels", False, "cannot be used", str(error))
+    held = ", ".join(f"{len(one.kernels)} of {one.dtype} -> {one.out_dtype} for sm_{one.architecture}" for one in found)
+    works = True if fitting and torch.cuda.is_available() else None
+    return Finding("compiled kernels", works, held or "none came with this installation")
 
 
 def _constants() -> Finding:

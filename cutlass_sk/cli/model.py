@@ -14,7 +14,7 @@ from ..device import resolve
 from ..generator.catalog import families
 from ..model import Constants, best_grid, grid_time_us
 from ..planner import cut_up
-from .options import Dtype, DtypeOption, OptionalK, OptionalM, OptionalN, OutputOption, option_names, sizes
+from .options import DtypeOption, OptionalK, OptionalM, OptionalN, OutputOption, option_names, sizes
 from .picture import curves_picture, save
 
 FIGURE_8 = ((256, 3584, 8192), (1024, 1024, 1024), (128, 128, 16384))
@@ -75,7 +75,7 @@ def model(
         console.print(curve_table(one))
 
 
-def curve(size: tuple[int, int, int], dtype: Dtype, device: str) -> Curve:
+def curve(size: tuple[int, int, int], dtype: str, device: str) -> Curve:
     """The model's curve; PlanError for a size that cannot be, DeviceError for an unknown device."""
     (spec,) = families(dtype, dtype, "sm80")
     with option_names():

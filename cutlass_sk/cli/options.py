@@ -6,17 +6,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..errors import Error
-from ..generator.spec import Generation
+from ..generator.catalog import DTYPES
+from ..generator.spec import ELEMENT_BYTES, Generation, dtype_named
 from ..plan import Decomposition
 from ..provenance import output_file
 
-Dtype = Literal["float16", "bfloat16", "float64"]
-OutDtype = Literal["float16", "bfloat16", "float32", "float64"]
 Layouts = Literal["tt", "tn", "nt", "nn"]
 
 M = Annotated[int, typer.Argument(metavar="M", help="Rows of a and c.")]
@@ -26,8 +25,25 @@ OptionalM = Annotated[int | None, typer.Argument(metavar="M", help="Rows of a an
 OptionalN = Annotated[int | None, typer.Argument(metavar="N", help="Columns of b and c.")]
 OptionalK = Annotated[int | None, typer.Argument(metavar="K", help="Columns of a, rows of b.")]
 
-DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Element type of a and b.")]
-OutDtypeOption = Annotated[OutDtype | None, typer.Option("--out-dtype", help="Element type of c.  \\[default: that of a and b]")]
+DTYPE_NAMES = tuple(dict.fromkeys(dtype for dtype, _ in DTYPES))
+OUT_DTYPE_NAMES = tuple(name for name in ELEMENT_BYTES if name in {out for _, out in DTYPES})
+
+
+def dtype_option(name: str, text: str, dtypes: tuple[str, ...]) -> Any:
+    """An option that takes one of ``dtypes``, by any of its names."""
+
+    def parsed(given: str) -> str:
+        if (found := dtype_named(given)) not in dtypes:
+            raise typer.BadParameter(f"{given!r} is not one of {', '.join(dtypes)}")
+        return found
+
+    return typer.Option(name, help=text, parser=parsed, metavar=f"[{'|'.join(dtypes)}]")
+
+
+DtypeOption = Annotated[str, dtype_option("--dtype", "Element type of a and b.", DTYPE_NAMES)]
+OutDtypeOption = Annotated[
+    str | None, dtype_option("--out-dtype", "Element type of c.  \\[default: that of a and b]", OUT_DTYPE_NAMES)
+]
 GenerationOption = Annotated[
     Generation | None, typer.Option("--generation", help="Kernel generation.  \\[default: the newest that the GPU runs]")
 ]

@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..gemm import Gemm
 from ..generator.spec import Generation, Layout
 from ..plan import Decomposition, Plan
-from .options import Dtype, Layouts, OutDtype, option_names
+from .options import Layouts, option_names
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def plan_problem(
     n: int,
     k: int,
     *,
-    dtype: Dtype = "float16",
-    out_dtype: OutDtype | None = None,
+    dtype: str = "float16",
+    out_dtype: str | None = None,
     generation: Generation | None = None,
     layout: Layouts = "tt",
     decomposition: Decomposition | None = None,

@@ -92,11 +92,11 @@ def build(specs: Sequence[KernelSpec], architecture: str | None = None, *, progr
 
 def sources(specs: Sequence[KernelSpec], architecture: str | None = None) -> list[Source]:
     """What ``build`` compiles. Raises DeviceError as it does."""
-    from ..generator.emit import emit  # here, because it imports cutlass_library
+    from ..generator.text import text_of  # here, because it imports cutlass_library
 
     specs = [spec.binary for spec in specs]
     targets = [_target(spec, architecture) for spec in specs]
-    return [Source(spec.name, emit(spec), target) for spec, target in zip(specs, targets, strict=True)]
+    return [Source(spec.name, text_of(spec), target) for spec, target in zip(specs, targets, strict=True)]
 
 
 def build_one(spec: KernelSpec, architecture: str | None = None, *, progress: bool | None = None) -> Entry:

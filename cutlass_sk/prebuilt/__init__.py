@@ -29,6 +29,7 @@ class Library:
     bytes, sha256  of the file
     abi, sources   version of the kernel ABI, and ``sources_digest`` when it was built
     versions       of nvcc, the host compiler and CUTLASS
+    packs          whether it has the function that packs operands, too (``generator.abi.PACK``)
     """
 
     file: str
@@ -41,6 +42,7 @@ class Library:
     abi: int
     sources: str
     versions: dict[str, str]
+    packs: bool = False
 
     @property
     def usable(self) -> bool:
@@ -80,6 +82,16 @@ def find(spec: KernelSpec, architecture: str) -> Found | None:
         return None
     _check(place / library.file, library.bytes, library.sha256)
     return Found(place / library.file, suffix(spec.binary.name))
+
+
+def find_packing(architecture: str) -> Path | None:
+    """A library for ``sm_<architecture>`` that packs operands, if one came compiled. Raises KernelError as ``find`` does."""
+    place = folder()
+    for library in _libraries(place):
+        if library.packs and library.usable and library.architecture == architecture:
+            _check(place / library.file, library.bytes, library.sha256)
+            return place / library.file
+    return None
 
 
 def libraries(place: Path | None = None) -> list[Library]:

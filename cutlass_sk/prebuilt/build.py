@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..errors import CompileError, DtypeError, WriteError, reason
+from ..errors import CompileError, DeviceError, DtypeError, WriteError, reason
 from ..generator import abi
-from ..generator.spec import KernelSpec
+from ..generator.catalog import COMPILED_ONLY
+from ..generator.emit import PACK
+from ..generator.spec import COMPILED, KernelSpec
 from ..jit.build import Source, compile_sources, sources
 from ..jit.cache import Entry
 from ..jit.toolchain import Toolchain, find_toolchain
@@ -23,17 +25,21 @@ from . import Library, sources_digest, suffix
 
 
 def build_library(specs: Sequence[KernelSpec], architecture: str, folder: Path, *, progress: bool | None = None) -> Library:
-    """Compiles ``specs``, of one pair of dtypes, for ``sm_<architecture>``, and writes library and ``.json`` into ``folder``.
+    """Compiles ``specs``, of one pair of dtypes, and what packs operands, for ``sm_<architecture>``; writes library and ``.json``
+    into ``folder``.
 
-    Raises as ``jit.build.build`` does, and WriteError.
+    Raises as ``jit.build.build`` does, DeviceError for kernels that have no launch, and WriteError.
     """
     specs = list(dict.fromkeys(spec.binary for spec in specs))
     pairs = sorted({(spec.dtype, spec.out_dtype) for spec in specs})
     if len(pairs) != 1:
         raise DtypeError(f"a library holds kernels of one pair of dtypes, not of {len(pairs)}: {pairs}")
     ((dtype, out_dtype),) = pairs
+    if unlaunched := next((spec for spec in specs if spec.generation in COMPILED_ONLY), None):
+        raise DeviceError(f"{unlaunched.name} is {COMPILED}: it has no launch, and a library of kernels holds what is launched")
     toolchain = find_toolchain()
-    objects = compile_sources([_object(source) for source in sources(specs, architecture)], progress=progress)
+    compiled = [*sources(specs, architecture), Source("pack", PACK, architecture)]
+    objects = compile_sources([_object(source) for source in compiled], progress=progress)
     library = folder / f"{dtype}_{out_dtype}_{architecture}.so"
     data = linked(objects, toolchain)
     described = Library(
@@ -47,6 +53,7 @@ def build_library(specs: Sequence[KernelSpec], architecture: str, folder: Path, 
         abi=abi.ABI_VERSION,
         sources=sources_digest(),
         versions={"nvcc": toolchain.nvcc_version, "host_compiler": toolchain.host_version, "cutlass": toolchain.cutlass_version},
+        packs=True,
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ from cutlass_sk.ensemble.corpus import NAMES, by_name
 from cutlass_sk.ensemble.planner_sweep import Budget
 from cutlass_sk.ensemble.table import Timing, check_writable, write
 from cutlass_sk.errors import DeviceError
+from cutlass_sk.generator.spec import dtype_named
 
 app = typer.Typer(help="Measure contenders on the problems of a corpus. Needs a GPU, unless told to --dry-run.")
 TIMINGS: dict[str, tuple[Timing, ...]] = {
@@ -37,7 +38,7 @@ TIMINGS: dict[str, tuple[Timing, ...]] = {
 
 
 def pairs(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
+    names = list(dict.fromkeys("_".join(map(dtype_named, name.split("_"))) for name in text.split(",")))
     if unknown := [name for name in names if name not in made.PAIRS]:
         raise typer.BadParameter(f"{unknown[0]!r} is no dtype; there are {', '.join(made.PAIRS)}, with commas between several")
     return names

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cutlass_sk.cli.options import Dtype, JsonOption, extents, written_path
+from cutlass_sk.cli.options import DTYPE_NAMES, JsonOption, dtype_option, extents, written_path
 from cutlass_sk.ensemble.corpus import NAMES, by_name, summarize, to_csv
 from cutlass_sk.generator.spec import ELEMENT_BYTES
 from cutlass_sk.provenance import save
@@ -25,7 +25,7 @@ def corpus(
     summary: Annotated[bool, typer.Option("--summary", help="Say what it spans; the default.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print its problems as CSV, or with --json as JSON.")] = False,
     csv: Annotated[Path | None, typer.Option("--csv", callback=written_path, help="Write its problems to this file.")] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Element type, for FLOP a byte.")] = "float16",
+    dtype: Annotated[str, dtype_option("--dtype", "Element type, for FLOP a byte.", DTYPE_NAMES)] = "float16",
     tile: Annotated[str, typer.Option("--tile", help="Output tile of the summary and of the sweeps.")] = "128x128",
     sms: Annotated[int, typer.Option("--sms", min=1, help="SMs of the summary and of the sweeps.")] = 132,
     as_json: JsonOption = False,

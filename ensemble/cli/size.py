@@ -20,8 +20,8 @@ from cutlass_sk.ensemble.library_size import Library, Name, Point, Request
 from cutlass_sk.provenance import provenance, save
 
 CAPTION = (
-    "GPU code, in bytes: for compute capability 9.0, cuBLAS's unpacked. vs cuBLAS: geometric mean of its time over this library's "
-    "(--performance); a MB: the same for each 10^6 bytes of GPU code"
+    "GPU code, in bytes: for compute capability 9.0, blackwell's for 10.0, cuBLAS's unpacked. vs cuBLAS: geometric mean of its "
+    "time over this library's (--performance); a MB: the same for each 10^6 bytes of GPU code"
 )
 
 
