@@ -82,6 +82,8 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], type[Error], str]] = {
     ),
     "bfloat16 b": (lambda: {"b": numbers(K, N, torch.bfloat16)}, DtypeError, "b is torch.bfloat16, expected torch.float16"),
     "float32 c": (lambda: {"c": numbers(M, N, torch.float32)}, DtypeError, "c is torch.float32, expected torch.float16"),
+    "bool a": (lambda: {"a": numbers(M, K) > 1}, DtypeError, "a is torch.bool, expected torch.float16"),
+    "int64 b": (lambda: {"b": torch.ones(K, N, dtype=torch.int64)}, DtypeError, "b is torch.int64, expected torch.float16"),
     "complex a": (lambda: {"a": torch.zeros(M, K, dtype=torch.complex64)}, DtypeError, "a is torch.complex64"),
     "vector a": (lambda: {"a": numbers(1, K)[0]}, OperandError, "a must have 2 dimensions; its shape is (6,)"),
     "batch b": (lambda: {"b": numbers(K, N)[None]}, OperandError, "b must have 2 dimensions; its shape is (1, 6, 5)"),
@@ -197,8 +199,12 @@ OVERLAPPING: dict[str, tuple[Window, Window]] = {
     "transposed": (((8, 8), (8, 1), 0), ((8, 8), (1, 8), 0)),
     "transposed windows": (((8, 8), (1, 16), 0), ((8, 8), (1, 16), 23)),
     "inside": (((8, 8), (100, 1), 0), ((8, 8), (8, 1), 300)),
+    "every second column and every third": (((8, 8), (32, 2), 0), ((8, 8), (32, 3), 1)),
 }
 APART: dict[str, tuple[Window, Window]] = {
+    "every second column": (((8, 8), (16, 2), 0), ((8, 8), (16, 2), 1)),
+    "every third row": (((8, 8), (24, 1), 8), ((8, 8), (24, 1), 16)),
+    "every second element, transposed": (((8, 8), (2, 16), 1), ((8, 8), (16, 2), 0)),
     "one after the other": (((8, 8), (8, 1), 0), ((8, 8), (8, 1), 64)),
     "the other way round": (((8, 8), (8, 1), 64), ((8, 8), (8, 1), 0)),
     "columns side by side": (((8, 8), (16, 1), 0), ((8, 8), (16, 1), 8)),
@@ -257,6 +263,73 @@ def test_no_overlap_is_missed(shapes: tuple[int, ...], strides: tuple[int, ...],
     except OperandError:
         return
     assert not shares
+
+
+@settings(max_examples=400, deadline=None)
+@given(shape=st.tuples(*[st.integers(1, 6)] * 2), strides=st.tuples(*[st.integers(0, 9)] * 2))
+def test_a_c_is_refused_if_its_elements_share_memory_and_only_then(shape: tuple[int, int], strides: tuple[int, int]) -> None:
+    (m, n), (down, across) = shape, strides
+    distinct = len({i * down + j * across for i in range(m) for j in range(n)})
+    c = window(buffer(256), shape, strides, 3)
+    if distinct == m * n:
+        assert check(numbers(m, K), numbers(K, n), c, "float16", "float16") == (m, n, K)
+    else:
+        with pytest.raises(OperandError, match="c has elements that share memory"):
+            check(numbers(m, K), numbers(K, n), c, "float16", "float16")
+
+
+def test_a_c_of_interleaved_rows_is_written() -> None:
+    c = window(buffer(64), (2, 3), (3, 2), 5)
+    expected = numbers(2, K).double() @ numbers(K, 3).double()
+    assert torch.equal(Gemm("float16").run(numbers(2, K), numbers(K, 3), c), expected.half())
+
+
+def test_a_c_of_inference_mode_is_written_there_alone() -> None:
+    with torch.inference_mode():
+        c = torch.zeros(M, N, dtype=HALF)
+        Gemm("float16").run(good()["a"], good()["b"], c)
+    before = c.clone()
+    with pytest.raises(OperandError, match="c was made in inference mode and is written outside of it; clone it"):
+        Gemm("float16").run(good()["a"], good()["b"], c, beta=1.0)
+    assert torch.equal(c, before)
+
+
+def test_a_wrapper_without_memory_of_its_own_is_refused() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with pytest.raises(OperandError, match=r"a has no memory behind it .*TwoTensor keeps its data elsewhere"):
+        Gemm("float16").run(TwoTensor(numbers(M, K), numbers(M, K)), numbers(K, N))
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+def test_a_c_with_a_pending_negation_gets_the_value(out_dtype: str) -> None:
+    memory = numbers(M, N, getattr(torch, out_dtype))
+    c, before = torch._neg_view(memory), -memory.double()
+    a, b = numbers(M, K), numbers(K, N)
+    assert Gemm("float16", out_dtype=out_dtype).run(a, b, c, beta=0.5) is c
+    expected = (a.double() @ b.double() + 0.5 * before).to(c.dtype)
+    assert torch.equal(c, expected) and torch.equal(memory, -expected)
+
+
+def test_no_global_flag_of_torch_changes_a_result() -> None:
+    a, b = (torch.randn(shape, dtype=torch.float64).half() for shape in ((70, 300), (300, 90)))
+    gemm = Gemm("float16", out_dtype="float32")
+    expected = gemm.run(a, b)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert torch.equal(gemm.run(a, b), expected)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    with torch.autocast("cpu"):
+        assert torch.equal(gemm.run(a, b), expected)
+    with torch.device("meta"):
+        assert torch.equal(gemm.run(a, b), expected)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(gemm.run(a, b), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # What kernels are given.
