@@ -24,11 +24,13 @@ from typing import Any
 
 import torch
 
-from cutlass_sk import Gemm, KernelSpec
+from cutlass_sk import Gemm, KernelSpec, packing, prebuilt
+from cutlass_sk.device import real
 from cutlass_sk.dtypes import torch_dtype
 from cutlass_sk.ensemble.watchdog import Watchdog
 from cutlass_sk.generator.catalog import DTYPES, LAYOUTS
 from cutlass_sk.generator.spec import Generation
+from cutlass_sk.jit.build import build
 
 WHOLE_SETS = ("float16", "bfloat16", "float64")
 """Dtypes whose cases choose among all kernels of the Hopper set; others use its first kernel, to compile less."""
@@ -102,6 +104,19 @@ def kernels() -> tuple[KernelSpec, ...]:
     """Every kernel that a case may launch: what is built before thousands of them are run."""
     gemms = [_gemm(*pair, generation, _count(*pair)) for pair in DTYPES for generation in dict.fromkeys(GENERATIONS)]
     return tuple(spec.with_layouts(*layouts) for gemm in gemms for spec in gemm.kernels for layouts in LAYOUTS)
+
+
+def build_kernels() -> None:
+    """Compiles what the cache lacks of them for the current GPU, side by side."""
+    device = real(torch.cuda.current_device())
+    by_architecture: dict[str, list[KernelSpec]] = {}
+    for spec in kernels():
+        architecture = device.architecture(spec)
+        if prebuilt.find(spec, architecture) is None:
+            by_architecture.setdefault(architecture, []).append(spec)
+    for architecture, specs in by_architecture.items():
+        build(specs, architecture)
+    packing.build(device)
 
 
 def cases(count: int, seed: int, first: int = 0) -> Iterator[Case]:
@@ -392,18 +407,23 @@ def run(
             current = case.reproduction
             watchdog.feed()
             made.cases += 1
-            try:
-                wrong = wrong_with(case, device, judge)
-            except Exception as error:  # whatever it is, a valid call must not raise it
-                wrong = f"{type(error).__name__}: {error}"
-            if wrong:
+            if wrong := failure(case, device, judge):
                 made.failures.append((current, wrong))
-                if device == "cuda" and _lost():
+                if device == "cuda" and lost():
                     break
     return made
 
 
-def _lost() -> bool:
+def failure(case: Case, device: str, judge: str | None = None) -> str | None:
+    """``wrong_with``, or the error that was raised: a case's operands are ones that a call takes."""
+    try:
+        return wrong_with(case, device, judge)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def lost() -> bool:
+    """Whether the GPU takes no more work from this process."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -435,6 +455,8 @@ def main(arguments: list[str] | None = None) -> int:
         report(made)
         os._exit(3)
 
+    if options.device == "cuda":
+        build_kernels()
     each = iter([Case.of_json(options.case)]) if options.case else cases(options.cases, options.seed, options.first)
     begin = time.monotonic()
     made = run(each, options.device, hung=hung, seconds=options.hang_seconds, judge=options.judge)
