@@ -124,6 +124,7 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
         result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
         if read_c:
             buffer[:, :n].copy_(result)
+            buffer[:, n:].zero_()  # read with the rest of a vector
         c = buffer
     return Operands(m, n + pad_n, k + pad_k, matrix_a, matrix_b, c, result)
 
