@@ -268,7 +268,7 @@ class Gemm:
     ) -> None:
         """With a factor that lies on the GPU. Launches on the current stream."""
         if plan is not None and a.shape[1]:
-            plan = self._checked(plan, *c.shape, a.shape[1])
+            plan = self._checked(plan, c.shape[0], c.shape[1], a.shape[1])
             plan = replace(plan, kernel=_of_sums(plan.kernel))
         with torch.no_grad():
             add_scaled(c, self._of_sums.run(a, b, plan=plan), alpha if a.shape[1] else 1.0, beta)
@@ -278,8 +278,13 @@ class Gemm:
         """The same kernels with outputs of the type of sums: no scale is known that would keep them in range of another."""
         if (sums := self.spec.accumulator) == self._out_dtype:
             return self
-        kernels = tuple(_of_sums(spec) for spec in self._chosen) or self._count
-        return _restore(self._dtype, sums, self._device, self._generation, self._tile, self._cluster, kernels)
+        given: dict[str, Any] = {
+            "device": self._device,
+            "generation": self._generation,
+            "tile": self._tile,
+            "cluster": self._cluster,
+        }
+        return Gemm(self._dtype, out_dtype=sums, kernels=[_of_sums(spec) for spec in self._chosen] or self._count, **given)
 
     def _launch(self, ready: Operands, plan: Plan, device: Device, alpha: float, beta: float) -> Call:
         spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)

@@ -301,8 +301,8 @@ def wrong_with(case: Case, device: str, judge: str | None = None) -> str | None:
     """
     a, b, c = _operands(case, device)
     first, second = _answers(case, a, b, c, device)
-    given = [None if memory is None else memory.view_of(memory.before) for memory in (a, b, c)]
-    if problem := _compare(first, *_expected(case, *given, judge or device)):
+    old = None if c is None else c.view_of(c.before)
+    if problem := _compare(first, *_expected(case, a.view_of(a.before), b.view_of(b.before), old, judge or device)):
         return problem
     if c is not None:  # what was to be written, so that the rest can be told
         c.view.copy_(c.view_of(c.before))
