@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -42,9 +42,9 @@ class Call:
 class Calls(Protocol):
     """Calls that were made before, by the signature of their operands."""
 
-    def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float, /) -> torch.Tensor | None:
-        """c, launched on the current stream, if a call of the same signature is known and nothing else matters of its operands;
-        else None, and nothing happened. Without c a new one is allocated."""
+    def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any, /) -> torch.Tensor | None:
+        """c, launched on the current stream, if a call of the same signature is known, alpha and beta are plain numbers, and
+        nothing else matters of the operands; else None, and nothing happened. Without c a new one is allocated."""
 
     def remember(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, call: Call) -> None:
         """Takes ``call`` for operands like these from now on, which must be ``plain``."""
@@ -76,7 +76,7 @@ class PythonCalls:
         self._out_dtype = out_dtype
         self._known: dict[Signature, Call] = {}
 
-    def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float, /) -> torch.Tensor | None:
+    def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any, /) -> torch.Tensor | None:
         if not (type(alpha) in (int, float) and type(beta) in (int, float) and alpha != 0 and plain(a) and plain(b)):
             return None
         if torch.cuda.current_device() != a.get_device():
@@ -102,9 +102,9 @@ class PythonCalls:
 
 def signature(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Signature:
     """All of the operands that decides a call, apart from where they lie: sizes, strides, dtypes, device and alignment."""
-    addresses = a.data_ptr() | b.data_ptr() | c.data_ptr()
     shapes = (a.shape, a.stride(), b.shape, b.stride(), c.shape, c.stride())
-    return (*shapes, a.dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(), addresses & 15)
+    starts = a.data_ptr() & 15, b.data_ptr() & 15, c.data_ptr() & 15
+    return (*shapes, a.dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(), *starts)
 
 
 def plain(tensor: torch.Tensor) -> bool:

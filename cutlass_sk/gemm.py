@@ -6,6 +6,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from .device import Device, check_name, is_cuda, real, resolve
 from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
+from .factors import Factor, add_scaled, factor
 from .generator.abi import ProblemStruct
 from .generator.catalog import COMPILED_ONLY, DTYPES, GENERATIONS, LAYOUTS, families, find
 from .generator.spec import COMPILED, WIDTH_STEP, Generation, KernelSpec, Layout, at_all_widths, binaries_of
@@ -198,8 +201,8 @@ class Gemm:
         b: torch.Tensor,
         c: torch.Tensor | None = None,
         *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: float | torch.Tensor = 1.0,
+        beta: float | torch.Tensor = 0.0,
         stream: torch.cuda.Stream | int | None = None,
         plan: Plan | None = None,
     ) -> torch.Tensor:
@@ -211,6 +214,9 @@ class Gemm:
         c       (m, n), ``out_dtype``; default a new row-major tensor, and then beta must be 0. Row-major and aligned: written in
                 place, and so is a column-major one, as c^T = b^T a^T, unless ``plan`` is given; otherwise through a temporary. With
                 beta == 0 its old values are never read.
+        alpha, beta   real numbers, or 0-d tensors; rounded to the type of sums. 0 takes nothing from what it scales, not even NaN.
+                One that lies on the operands' GPU is not waited for: the sums are scaled after a product that leaves them in their
+                type, by a kernel of the same tile, which may have to be built
         plan    from ``plan(m, n, k)``; default the best one
 
         CPU tensors are multiplied by the reference, which executes the same plan slowly. Raises OperandError or DtypeError before
@@ -221,13 +227,14 @@ class Gemm:
             if repeated is not None:
                 return repeated
         m, n, k = operands.check(a, b, c, self._dtype, self._out_dtype)
-        alpha, beta = operands.scalar("alpha", alpha), operands.scalar("beta", beta)
-        if c is None and beta != 0.0:
-            raise OperandError(f"beta={beta} scales c, and no c is given; pass c, or leave beta out")
+        alpha, beta = factor("alpha", alpha, a.device), factor("beta", beta, a.device)
+        if c is None and (isinstance(beta, torch.Tensor) or beta != 0.0):
+            given = f"beta lies on {a.device} and" if isinstance(beta, torch.Tensor) else f"beta={beta}"
+            raise OperandError(f"{given} scales c, and no c is given; pass c, or leave beta out")
         if stream is not None and a.device.type == "cpu":
             raise OperandError("stream is given, and the operands are CPU tensors; leave it out")
         if a.device.type == "cpu":
-            return self._run_on_cpu(a, b, c, alpha, beta, plan)
+            return self._run_on_cpu(a, b, c, float(alpha), float(beta), plan)
         device = real(a.device.index)
         self._check_device(device)
         with ExitStack() as context:
@@ -238,6 +245,9 @@ class Gemm:
             if c is None:
                 c = torch.empty(m, n, dtype=self.out_dtype, device=a.device)
             if m == 0 or n == 0:
+                return c
+            if isinstance(alpha, torch.Tensor) or isinstance(beta, torch.Tensor):
+                self._run_then_scale(a, b, c, alpha, beta, plan)
                 return c
             if k == 0 or alpha == 0.0:
                 return c.zero_() if beta == 0.0 else c.mul_(beta)
@@ -253,6 +263,29 @@ class Gemm:
             ):
                 self._calls.remember(a, b, c, made)
         return c
+
+    def _run_then_scale(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: Factor, beta: Factor, plan: Plan | None
+    ) -> None:
+        """With a factor that lies on the GPU. Launches on the current stream."""
+        if plan is not None and a.shape[1]:
+            plan = self._checked(plan, c.shape[0], c.shape[1], a.shape[1])
+            plan = replace(plan, kernel=_of_sums(plan.kernel))
+        with torch.no_grad():
+            add_scaled(c, self._of_sums.run(a, b, plan=plan), alpha if a.shape[1] else 1.0, beta)
+
+    @cached_property
+    def _of_sums(self) -> Gemm:
+        """The same kernels with outputs of the type of sums: no scale is known that would keep them in range of another."""
+        if (sums := self.spec.accumulator) == self._out_dtype:
+            return self
+        given: dict[str, Any] = {
+            "device": self._device,
+            "generation": self._generation,
+            "tile": self._tile,
+            "cluster": self._cluster,
+        }
+        return Gemm(self._dtype, out_dtype=sums, kernels=[_of_sums(spec) for spec in self._chosen] or self._count, **given)
 
     def _launch(self, ready: Operands, plan: Plan, device: Device, alpha: float, beta: float) -> Call:
         spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
@@ -350,6 +383,11 @@ class Gemm:
 def _layouts(a: torch.Tensor, b: torch.Tensor) -> tuple[Layout, Layout]:
     """How a and b lie: how far their rows are apart decides what loading them costs."""
     return ("n" if operands.is_column_major(a) else "t"), ("n" if operands.is_column_major(b) else "t")
+
+
+def _of_sums(spec: KernelSpec) -> KernelSpec:
+    """The kernel that leaves the sums as they are."""
+    return spec if spec.out_dtype == spec.accumulator else replace(spec, out_dtype=spec.accumulator, promotable=spec.api == "3x")
 
 
 def _restore(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,11 @@ def scalar(name: str, value: Any) -> float:
             raise OperandError(f"{name} must be a real number; it is a tensor of shape {tuple(value.shape)}, {value.dtype}")
         if value.device.type != "cpu":
             raise OperandError(f"{name} lies on {value.device}; pass a Python number ({name}.item() waits for the GPU to know it)")
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise OperandError(
+                f"{name} is wrapped by torch.func (vmap, grad or jvp), where it is no single number; call it outside"
+            )
+        value = value.detach()
     try:
         if not isinstance(value, (str, bytes, bytearray)):
             return float(value)
@@ -78,6 +84,10 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, 
     if c is not None:
         if tuple(c.shape) != (m, n):
             raise OperandError(f"c must be (m={m}, n={n}); it is {tuple(c.shape)}")
+        if c.is_inference() and not torch.is_inference_mode_enabled():
+            raise OperandError(
+                "c was made in inference mode and is written outside of it; clone it, or call run() in inference mode"
+            )
         if _overlaps_itself(c):
             raise OperandError(
                 f"c has elements that share memory (shape {tuple(c.shape)}, strides {c.stride()}); pass a c of its own memory"
@@ -114,6 +124,7 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
         result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
         if read_c:
             buffer[:, :n].copy_(result)
+            buffer[:, n:].zero_()  # read with the rest of a vector
         c = buffer
     return Operands(m, n + pad_n, k + pad_k, matrix_a, matrix_b, c, result)
 
@@ -209,7 +220,10 @@ def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
     if tensor.dim() != 2:
         raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(tensor.shape)}")
     if tensor.numel() and tensor.data_ptr() == 0:
-        raise OperandError(f"{name} has no memory behind it (its storage was resized to 0); pass a tensor with data")
+        raise OperandError(
+            f"{name} has no memory behind it (its storage was resized to 0, or {type(tensor).__name__} keeps its data elsewhere); "
+            "pass a tensor with data"
+        )
 
 
 def reach_bytes(tensor: torch.Tensor) -> int:
@@ -231,10 +245,14 @@ def _bytes(tensor: torch.Tensor) -> str:
 
 
 def _overlap(c: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two matrices share a byte. Side-by-side windows of one buffer do not."""
+    """Whether two matrices may share a byte. Side-by-side windows of one buffer, and columns or rows in between, do not."""
     (first, last), (other_first, other_last) = _span(c), _span(other)
     if c.device != other.device or first >= other_last or other_first >= last:
         return False
+    strides = [stride * x.element_size() for x in (c, other) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    apart = gcd(*strides)
+    if apart and c.element_size() <= (other_first - first) % apart <= apart - other.element_size():
+        return False  # one has the even columns, say, the other the odd ones
     for x, y in ((c, other), (c.t(), other.t())):
         row_bytes = x.stride(0) * x.element_size()
         if x.stride(1) == y.stride(1) == 1 and row_bytes == y.stride(0) * y.element_size() and row_bytes > 0:
@@ -246,10 +264,9 @@ def _overlap(c: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-    reach = 0
-    for stride, size in dimensions:
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
+    (rows, columns), (down, across) = tensor.shape, tensor.stride()
+    if 0 in (down, across):
+        return tensor.numel() > 0 and ((rows > 1 and down == 0) or (columns > 1 and across == 0))
+    # As many rows down as columns across lead to the same element, and none fewer do.
+    common = gcd(down, across)
+    return rows > across // common and columns > down // common

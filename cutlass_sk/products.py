@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from . import operands
+from .dtypes import name_of
 from .errors import OperandError
 from .gemm import Gemm
 
@@ -31,7 +33,7 @@ def addmm(
 ) -> torch.Tensor:
     check_2d(a, b)
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype or a.dtype, device=a.device)
-    addmm_out(input, a, b, out, beta, alpha)
+    _add_into(out, input, _bare(a), _bare(b), beta, alpha)
     return out
 
 
@@ -51,15 +53,21 @@ def mm_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, alpha: float = 1
 def addmm_out(
     input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, beta: float = 1.0, alpha: float = 1.0
 ) -> None:
-    """``out`` may be ``input``."""
+    """``out`` may be ``input``. Nothing is written to it before all operands are known to be right."""
     check_2d(a, b)
-    gemm, out = gemm_of(a.dtype, out.dtype), _bare(out)
-    expanded = expanded_to(input, (a.shape[0], b.shape[1]))
-    if tuple(out.shape) != tuple(expanded.shape):
-        raise OperandError(f"out must be (m={expanded.shape[0]}, n={expanded.shape[1]}); it is {tuple(out.shape)}")
+    a, b, out = _bare(a), _bare(b), _bare(out)
+    gemm_of(a.dtype, out.dtype)
+    if tuple(out.shape) != (a.shape[0], b.shape[1]):
+        raise OperandError(f"out must be (m={a.shape[0]}, n={b.shape[1]}); it is {tuple(out.shape)}")
+    operands.check(a, b, out, name_of(a.dtype), name_of(out.dtype))
+    _add_into(out, input, a, b, beta, alpha)
+
+
+def _add_into(out: torch.Tensor, input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> None:
+    expanded = expanded_to(input, tuple(out.shape))
     if beta != 0 and input is not out:
         out.copy_(_bare(expanded))
-    gemm.run(_bare(a), _bare(b), out, alpha=alpha, beta=beta)
+    gemm_of(a.dtype, out.dtype).run(a, b, out, alpha=alpha, beta=beta)
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:

@@ -111,7 +111,7 @@ class _Execution:
         tile_k = self.plan.kernel.tile[2]
         dtype = getattr(torch, self.plan.kernel.accumulator)
         a, b = self.a[rows].to(dtype), self.b[:, columns].to(dtype)
-        sums = torch.zeros(a.shape[0], b.shape[1], dtype=dtype)
+        sums = torch.zeros(a.shape[0], b.shape[1], dtype=dtype, device="cpu")
         for k_tile in range(k_begin, k_end):
             depth = slice(k_tile * tile_k, (k_tile + 1) * tile_k)
             sums.addmm_(a[:, depth], b[depth])
@@ -127,10 +127,11 @@ class _Execution:
         value = self.alpha * sums
         if self.beta != 0:
             value += self.beta * c.to(value.dtype)
+        value = value.to(c.dtype)  # torch forgets about a pending negation where it copies float32 to float16
         if chosen is None:
             c.copy_(value)
         else:
-            c[chosen] = value[chosen].to(c.dtype)
+            c[chosen] = value[chosen]
 
 
 def _check(plan: Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:

@@ -105,6 +105,20 @@ def test_addmm_is_torch_s(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert addmm(own, a, b, out=own) is own and torch.equal(own.double(), expected)
 
 
+@pytest.mark.parametrize("operator", [cutlass_sk.addmm, torch.ops.cutlass_sk.addmm_out])
+def test_a_refused_addmm_writes_nothing(operator: Callable[..., Any]) -> None:
+    """Not even the input that the product is added to."""
+    memory = torch.arange(64.0).half()
+    a, out, b, input = memory[:16].view(4, 4), memory[8:24].view(4, 4), torch.ones(4, 4).half(), torch.full((4, 4), 9.0).half()
+    before = memory.clone()
+    with pytest.raises(OperandError, match="c overlaps a"):
+        if operator is cutlass_sk.addmm:
+            operator(input, a, b, out=out)
+        else:
+            operator(input, a, b, out)
+    assert torch.equal(memory, before)
+
+
 @pytest.mark.parametrize(("input", "weight"), [((7,), (3, 7)), ((5, 7), (3, 7)), ((2, 5, 7), (3, 7)), ((2, 5, 7), (7,))], ids=str)
 def test_linear_is_torch_s(input: tuple[int, ...], weight: tuple[int, ...]) -> None:
     x, w = trits(*input), trits(*weight, seed=1)

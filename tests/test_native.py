@@ -183,6 +183,23 @@ def test_what_torch_func_wraps_is_left_to_the_slow_path(recorder: Recorder, tran
     assert answers and not any(answer is not None for answer in answers) and not recorder.calls
 
 
+OFF = {"a": (1, 0, 0), "b": (0, 1, 0), "c": (0, 0, 1)}
+
+
+@pytest.mark.parametrize("known_off", OFF)
+@pytest.mark.parametrize("later_off", OFF)
+def test_each_operand_has_an_alignment_of_its_own(known_off: str, later_off: str, recorder: Recorder) -> None:
+    """Kernels store c at any address and load a and b from aligned ones only: which of them is off decides a call."""
+
+    def at(off: str) -> list[torch.Tensor]:
+        return [torch.zeros(x.numel() + 8).half()[by:][: x.numel()].view_as(x) for x, by in zip(operands(), OFF[off], strict=True)]
+
+    if native is not None:
+        table = known(recorder, *at(known_off))
+        assert (table.repeat(*at(later_off), 1.0, 0.0) is None) == (known_off != later_off)
+    assert (call.signature(*at(known_off)) == call.signature(*at(later_off))) == (known_off == later_off)
+
+
 @needs_native
 def test_inference_tensors_have_no_version_and_are_taken(recorder: Recorder) -> None:
     a, b, c = operands()

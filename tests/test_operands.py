@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wrong_operands import HALF, WRONG, K, M, N, good, numbers
 
 from cutlass_sk import Gemm
-from cutlass_sk.errors import DtypeError, Error, OperandError
+from cutlass_sk.errors import OperandError
 from cutlass_sk.generator.catalog import families
 from cutlass_sk.operands import as_matrix, check, is_column_major, is_row_major, leading_dimension, prepare, scalar
 
@@ -24,91 +25,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*nested tensors",
     "ignore:torch.quantize",
 )
-HALF = torch.float16
 HOPPER = families("float16", "float16", "sm90a")[0]
 HOPPER_TO_FLOAT = families("float16", "float32", "sm90a")[0]
 AMPERE = families("float16", "float16", "sm80")[0]
 DOUBLE, *_, DOUBLE_OF_ANY_SIZE = families("float64", "float64", "sm90a")
-M, N, K = 4, 5, 6
-
-
-def numbers(rows: int, columns: int, dtype: torch.dtype = HALF) -> torch.Tensor:
-    return torch.arange(rows * columns, dtype=torch.float64).remainder(97).add(1).to(dtype).reshape(rows, columns)
-
-
-def good() -> dict[str, Any]:
-    return {"a": numbers(M, K), "b": numbers(K, N), "c": numbers(M, N)}
-
-
-def fake(rows: int, columns: int) -> torch.Tensor:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.empty(rows, columns, dtype=HALF)
-
-
-def quantised() -> torch.Tensor:
-    return torch.quantize_per_tensor(torch.zeros(M, K), 1.0, 0, torch.qint8)
-
-
-def nested() -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)], dtype=HALF)
-
-
-WRONG: dict[str, tuple[Callable[[], dict[str, Any]], type[Error], str]] = {
-    "numpy a": (
-        lambda: {"a": np.zeros((M, K), np.float16)},
-        OperandError,
-        "a is a ndarray, not a torch.Tensor; torch.from_dlpack(a)",
-    ),
-    "list b": (lambda: {"b": [[1.0]]}, OperandError, "b is a list, not a torch.Tensor"),
-    "no a": (lambda: {"a": None}, OperandError, "a is a NoneType, not a torch.Tensor"),
-    "numpy c": (lambda: {"c": np.zeros((M, N), np.float16)}, OperandError, "c is a ndarray, not a torch.Tensor"),
-    "coo a": (
-        lambda: {"a": numbers(M, K).to_sparse()},
-        OperandError,
-        "a is a sparse_coo tensor; convert it to a plain one (to_dense()",
-    ),
-    "csr b": (lambda: {"b": numbers(K, N).to_sparse_csr()}, OperandError, "b is a sparse_csr tensor"),
-    "quantised a": (lambda: {"a": quantised()}, OperandError, "a is a quantised tensor; convert it to a plain one"),
-    "nested a": (lambda: {"a": nested()}, OperandError, "a is a nested tensor"),
-    "meta a": (lambda: {"a": torch.empty(M, K, dtype=HALF, device="meta")}, OperandError, "a has no data (a meta tensor)"),
-    "meta c": (lambda: {"c": torch.empty(M, N, dtype=HALF, device="meta")}, OperandError, "c has no data (a meta tensor)"),
-    "fake b": (lambda: {"b": fake(K, N)}, OperandError, "b has no data (a fake tensor); pass a materialised one"),
-    "float32 a": (
-        lambda: {"a": numbers(M, K, torch.float32)},
-        DtypeError,
-        "a is torch.float32, expected torch.float16; convert it",
-    ),
-    "bfloat16 b": (lambda: {"b": numbers(K, N, torch.bfloat16)}, DtypeError, "b is torch.bfloat16, expected torch.float16"),
-    "float32 c": (lambda: {"c": numbers(M, N, torch.float32)}, DtypeError, "c is torch.float32, expected torch.float16"),
-    "complex a": (lambda: {"a": torch.zeros(M, K, dtype=torch.complex64)}, DtypeError, "a is torch.complex64"),
-    "vector a": (lambda: {"a": numbers(1, K)[0]}, OperandError, "a must have 2 dimensions; its shape is (6,)"),
-    "batch b": (lambda: {"b": numbers(K, N)[None]}, OperandError, "b must have 2 dimensions; its shape is (1, 6, 5)"),
-    "number a": (lambda: {"a": torch.tensor(1.0, dtype=HALF)}, OperandError, "a must have 2 dimensions; its shape is ()"),
-    "vector c": (lambda: {"c": numbers(M, N).flatten()}, OperandError, "c must have 2 dimensions; its shape is (20,)"),
-    "k": (lambda: {"b": numbers(7, N)}, OperandError, "a's k (6) must equal b's k (7): a is (m=4, k=6), b is (k=7, n=5)"),
-    "k of transposed": (
-        lambda: {"a": numbers(K, M)},
-        OperandError,
-        "a's k (4) must equal b's k (6): a is (m=6, k=4), b is (k=6, n=5)",
-    ),
-    "c's shape": (lambda: {"c": numbers(N, M)}, OperandError, "c must be (m=4, n=5); it is (5, 4)"),
-    "c of a row": (lambda: {"c": numbers(1, N)}, OperandError, "c must be (m=4, n=5); it is (1, 5)"),
-    "grad a": (lambda: {"a": numbers(M, K).requires_grad_()}, OperandError, "a requires grad, which run() does not record"),
-    "grad b": (lambda: {"b": numbers(K, N).requires_grad_()}, OperandError, "torch.no_grad() or detach b"),
-    "grad c": (lambda: {"c": numbers(M, N).requires_grad_()}, OperandError, "c requires grad"),
-    "expanded c": (
-        lambda: {"c": numbers(1, N).expand(M, N)},
-        OperandError,
-        "c has elements that share memory (shape (4, 5), strides (0, 1)); pass a c of its own memory",
-    ),
-    "c of running windows": (
-        lambda: {"c": torch.zeros(40, dtype=HALF).as_strided((M, N), (3, 1))},
-        OperandError,
-        "c has elements that share memory (shape (4, 5), strides (3, 1))",
-    ),
-}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -197,8 +117,12 @@ OVERLAPPING: dict[str, tuple[Window, Window]] = {
     "transposed": (((8, 8), (8, 1), 0), ((8, 8), (1, 8), 0)),
     "transposed windows": (((8, 8), (1, 16), 0), ((8, 8), (1, 16), 23)),
     "inside": (((8, 8), (100, 1), 0), ((8, 8), (8, 1), 300)),
+    "every second column and every third": (((8, 8), (32, 2), 0), ((8, 8), (32, 3), 1)),
 }
 APART: dict[str, tuple[Window, Window]] = {
+    "every second column": (((8, 8), (16, 2), 0), ((8, 8), (16, 2), 1)),
+    "every third row": (((8, 8), (24, 1), 8), ((8, 8), (24, 1), 16)),
+    "every second element, transposed": (((8, 8), (2, 16), 1), ((8, 8), (16, 2), 0)),
     "one after the other": (((8, 8), (8, 1), 0), ((8, 8), (8, 1), 64)),
     "the other way round": (((8, 8), (8, 1), 64), ((8, 8), (8, 1), 0)),
     "columns side by side": (((8, 8), (16, 1), 0), ((8, 8), (16, 1), 8)),
@@ -257,6 +181,73 @@ def test_no_overlap_is_missed(shapes: tuple[int, ...], strides: tuple[int, ...],
     except OperandError:
         return
     assert not shares
+
+
+@settings(max_examples=400, deadline=None)
+@given(shape=st.tuples(*[st.integers(1, 6)] * 2), strides=st.tuples(*[st.integers(0, 9)] * 2))
+def test_a_c_is_refused_if_its_elements_share_memory_and_only_then(shape: tuple[int, int], strides: tuple[int, int]) -> None:
+    (m, n), (down, across) = shape, strides
+    distinct = len({i * down + j * across for i in range(m) for j in range(n)})
+    c = window(buffer(256), shape, strides, 3)
+    if distinct == m * n:
+        assert check(numbers(m, K), numbers(K, n), c, "float16", "float16") == (m, n, K)
+    else:
+        with pytest.raises(OperandError, match="c has elements that share memory"):
+            check(numbers(m, K), numbers(K, n), c, "float16", "float16")
+
+
+def test_a_c_of_interleaved_rows_is_written() -> None:
+    c = window(buffer(64), (2, 3), (3, 2), 5)
+    expected = numbers(2, K).double() @ numbers(K, 3).double()
+    assert torch.equal(Gemm("float16").run(numbers(2, K), numbers(K, 3), c), expected.half())
+
+
+def test_a_c_of_inference_mode_is_written_there_alone() -> None:
+    with torch.inference_mode():
+        c = torch.zeros(M, N, dtype=HALF)
+        Gemm("float16").run(good()["a"], good()["b"], c)
+    before = c.clone()
+    with pytest.raises(OperandError, match="c was made in inference mode and is written outside of it; clone it"):
+        Gemm("float16").run(good()["a"], good()["b"], c, beta=1.0)
+    assert torch.equal(c, before)
+
+
+def test_a_wrapper_without_memory_of_its_own_is_refused() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with pytest.raises(OperandError, match=r"a has no memory behind it .*TwoTensor keeps its data elsewhere"):
+        Gemm("float16").run(TwoTensor(numbers(M, K), numbers(M, K)), numbers(K, N))
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+def test_a_c_with_a_pending_negation_gets_the_value(out_dtype: str) -> None:
+    memory = numbers(M, N, getattr(torch, out_dtype))
+    c, before = torch._neg_view(memory), -memory.double()
+    a, b = numbers(M, K), numbers(K, N)
+    assert Gemm("float16", out_dtype=out_dtype).run(a, b, c, beta=0.5) is c
+    expected = (a.double() @ b.double() + 0.5 * before).to(c.dtype)
+    assert torch.equal(c, expected) and torch.equal(memory, -expected)
+
+
+def test_no_global_flag_of_torch_changes_a_result() -> None:
+    a, b = (torch.randn(shape, dtype=torch.float64).half() for shape in ((70, 300), (300, 90)))
+    gemm = Gemm("float16", out_dtype="float32")
+    expected = gemm.run(a, b)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert torch.equal(gemm.run(a, b), expected)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    with torch.autocast("cpu"):
+        assert torch.equal(gemm.run(a, b), expected)
+    with torch.device("meta"):
+        assert torch.equal(gemm.run(a, b), expected)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(gemm.run(a, b), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # What kernels are given.
@@ -389,7 +380,7 @@ def test_2x_kernels_get_extents_padded_with_zeros(layouts: str, monkeypatch: pyt
     assert torch.equal(ready.a.tensor[:, :47], a) and (ready.a.tensor[:, 47:] == 0).all()
     assert torch.equal(ready.b.tensor[:47, :70], b)
     assert (ready.b.tensor[47:] == 0).all() and (ready.b.tensor[:, 70:] == 0).all()
-    assert ready.result is c and torch.equal(ready.c[:, :70], c)
+    assert ready.result is c and torch.equal(ready.c[:, :70], c) and (ready.c[:, 70:] == 0).all()
 
 
 def test_2x_kernels_do_not_write_beside_a_window_of_c() -> None:

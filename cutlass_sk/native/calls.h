@@ -65,7 +65,7 @@ struct Signature {
       for (int64_t word : {x->size[0], x->size[1], x->stride[0], x->stride[1]}) words[at++] = uint64_t(word);
     }
     words[at++] = uint64_t(a.dtype) << 32 | b.dtype;
-    words[at++] = uint64_t(c.dtype) << 32 | ((a.address | b.address | c.address) & 15);
+    words[at++] = uint64_t(c.dtype) << 32 | (a.address & 15) << 8 | (b.address & 15) << 4 | (c.address & 15);
     words[at++] = uint64_t(uint32_t(a.device.device_type)) << 32 | uint32_t(a.device.device_id);
   }
   bool operator==(Signature const& other) const { return words == other.words; }

@@ -10,6 +10,7 @@ from problems import KERNELS, KINDS, gemm_of, log_uniform_shapes, operands, pois
 
 from cutlass_sk import Gemm, KernelSpec
 from cutlass_sk.ensemble.accuracy import max_error, reference, rounding
+from cutlass_sk.errors import DtypeError
 
 SHAPES = log_uniform_shapes(200, 1, 8192, seed=2301)
 LONG_K = 512
@@ -131,3 +132,54 @@ def test_nan_and_infinity_travel_as_ieee_says() -> None:
         c = gemm.run(a, b, plan=gemm.plan(200, 264, 136, **options))
         assert torch.equal(c.isnan(), expected.isnan())
         assert torch.equal(c.isinf(), expected.isinf())
+
+
+SPLIT = ({"decomposition": "data_parallel"}, {"splits": 2}, {"splits": 7}, {"decomposition": "stream_k", "sms": 40})
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=str)
+def test_partial_sums_are_not_rounded_to_the_output(spec: KernelSpec) -> None:
+    """Half of k adds up to 2^19, beyond float16, and the other half takes all but 1 of it away, which bfloat16 would lose."""
+    m, n, k = 200, 136, 4096
+    gemm = gemm_of(spec)
+    a = torch.full((m, k), 16.0, device="cuda", dtype=gemm.dtype)
+    b = torch.full((k, n), 16.0, device="cuda", dtype=gemm.dtype)
+    b[k // 2 :] = -16.0
+    a[:, 0], b[0] = 17.0, 15.0  # 255 for 256
+    for options in SPLIT:
+        c = gemm.run(a, b, poisoned(spec, m, n), plan=gemm.plan(m, n, k, **options))
+        assert bool((c == -1.0).all()), options
+    infinite = gemm.run(a, b.abs())
+    assert torch.equal(infinite.double(), (a.double() @ b.abs().double()).to(gemm.out_dtype).double())
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=str)
+def test_no_global_flag_of_torch_changes_a_result(spec: KernelSpec) -> None:
+    m, n, k = 200, 136, 4096
+    gemm, matmul = gemm_of(spec), torch.backends.cuda.matmul
+    a, b = operands(spec, m, n, k)
+    odd = torch.randn(m, k + 1, device="cuda").to(gemm.dtype)[:, 1:]
+    plans = [None, *(gemm.plan(m, n, k, **options) for options in SPLIT)]
+    expected = [gemm.run(x, b, plan=plan) for x in (a, odd) for plan in plans]
+    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for value in (True, False):
+            for name in names:
+                setattr(matmul, name, value)
+            torch.use_deterministic_algorithms(value)
+            with torch.autocast("cuda", enabled=value), torch.device("cpu"):
+                again = [gemm.run(x, b, plan=plan) for x in (a, odd) for plan in plans]
+            assert all(torch.equal(x, y) for x, y in zip(again, expected, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
+def test_float32_inputs_are_refused_and_never_rounded() -> None:
+    x = torch.randn(64, 64, device="cuda")
+    with pytest.raises(DtypeError, match="float32"):
+        Gemm("float32")
+    with pytest.raises(DtypeError, match=r"a is torch\.float32, expected torch\.float16"):
+        Gemm("float16", kernels=1).run(x, x)

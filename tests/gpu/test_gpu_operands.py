@@ -1,17 +1,30 @@
-"""What callers bring, on the GPU: views, unaligned memory, windows of larger tensors, empty sizes, errors that leave no trace."""
+"""Any operand a BLAS user may bring, on the GPU: the value, or an error that leaves no trace."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import nan
 
 import pytest
 import torch
+from operand_table import DECOMPOSITIONS, DTYPES, alignments, table, with_plan
 from problems import KINDS, gemm_of, operands, poisoned
+from wrong_operands import WRONG, good
 
-from cutlass_sk import Gemm, KernelSpec
+from cutlass_sk import Gemm, KernelSpec, packing
+from cutlass_sk import gemm as gemm_module
+from cutlass_sk.ensemble.operand_cases import build_kernels, failure, lost
 from cutlass_sk.errors import DtypeError, LaunchError, OperandError, PlanError
 from cutlass_sk.generator import abi
+from cutlass_sk.generator.catalog import GENERATIONS
+from cutlass_sk.generator.spec import Generation
 from cutlass_sk.kernel import Kernel, Prepared
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    build_kernels()
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=str)
@@ -26,66 +39,136 @@ def test_aligned_transposed_views_are_not_copied(spec: KernelSpec) -> None:
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-@pytest.mark.parametrize("spec", KINDS, ids=str)
-@pytest.mark.parametrize("shape", [(131, 77, 203), (1, 1, 1), (7, 1, 65), (1, 9, 130), (64, 33, 1)], ids=str)
-def test_any_address_and_any_stride(spec: KernelSpec, shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
-    gemm = gemm_of(spec)
-    big_a = torch.randint(-1, 2, (3 * m + 2, 2 * k + 3), device="cuda").to(gemm.dtype)
-    big_b = torch.randint(-1, 2, (2 * k + 3, 3 * n + 2), device="cuda").to(gemm.dtype)
-    views_a = [
-        big_a[1 : m + 1, 1 : k + 1],
-        big_a[: 3 * m : 3, 1 : 2 * k : 2],
-        big_a[:1, :k].expand(m, k),
-        big_a[:m, :k].t().contiguous().t(),
-    ]
-    views_b = [
-        big_b[1 : k + 1, 1 : n + 1],
-        big_b[1 : 2 * k : 2, : 3 * n : 3],
-        big_b[:k, :1].expand(k, n),
-        big_b[:k, :n].t().contiguous().t(),
-    ]
-    for a, b in zip(views_a, views_b, strict=True):
-        exact = (a.double() @ b.double()).to(gemm.out_dtype)
-        for options in ({}, {"splits": 3}):
-            c = gemm.run(a, b, poisoned(spec, m, n), plan=gemm.plan(m, n, k, **options))
-            assert torch.equal(c, exact), (a.stride(), b.stride(), options)
+@pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+def test_whatever_is_brought_gives_the_value(dtype: str, out_dtype: str, generation: Generation, decomposition: str) -> None:
+    """Factors, strides, windows, NaN: ``operand_table`` says what. With poison around a and b, and canaries around c."""
+    wrong = {}
+    for name, case in table(dtype, out_dtype, generation):
+        if found := failure(with_plan(case, decomposition), "cuda"):
+            wrong[name] = found
+            assert not lost(), wrong
+    assert not wrong
 
 
-@pytest.mark.parametrize("spec", KINDS, ids=str)
-@pytest.mark.parametrize("column_major", [False, True])
-@pytest.mark.parametrize("offset", [0, 8, 3])
-def test_c_as_a_window_leaves_the_bytes_around_it_alone(spec: KernelSpec, column_major: bool, offset: int) -> None:
-    m, n, k = 200, 136, 264
-    gemm = gemm_of(spec)
-    a, b = operands(spec, m, n, k, exact=True)
-    frame = torch.full((320, 320), 7.0, device="cuda", dtype=gemm.out_dtype)
-    frame = frame.t() if column_major else frame
-    before = frame.clone()
-    window = frame[offset : offset + m, offset : offset + n]
-    for beta in (0.0, 1.0):
-        window.fill_(float("nan") if beta == 0.0 else 3.0)
-        result = gemm.run(a, b, window, beta=beta)
-        assert result is window
-        exact = (a.double() @ b.double() + (3.0 if beta else 0.0)).to(gemm.out_dtype)
-        assert torch.equal(window, exact)
-    window.fill_(7.0)
-    assert torch.equal(frame, before)
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+def test_any_address_and_leading_dimension(dtype: str, out_dtype: str, generation: Generation) -> None:
+    wrong = {}
+    for name, case in alignments(dtype, out_dtype, generation):
+        if found := failure(case, "cuda"):
+            wrong[name] = found
+            assert not lost(), wrong
+    assert not wrong
 
 
-@pytest.mark.parametrize("spec", KINDS, ids=str)
-def test_empty_sizes_and_zero_factors(spec: KernelSpec) -> None:
-    gemm = gemm_of(spec)
-    for m, n, k in ((0, 8, 8), (8, 0, 8), (0, 0, 0)):
-        a, b = operands(spec, m, n, k)
-        assert gemm.run(a, b).shape == (m, n)
-    a, b = operands(spec, 16, 24, 0)
-    assert torch.equal(gemm.run(a, b), torch.zeros(16, 24, device="cuda", dtype=gemm.out_dtype))
-    c = torch.full((16, 24), 3.0, device="cuda", dtype=gemm.out_dtype)
-    assert bool((gemm.run(a, b, c, beta=2.0) == 6.0).all())
-    a, b = (torch.full_like(x, float("nan")) for x in operands(spec, 16, 24, 32))
-    assert bool((gemm.run(a, b, c, alpha=0.0, beta=0.5) == 3.0).all())
+def test_empty_sizes_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm, like = Gemm("float16"), torch.zeros(0, device="cuda").half()
+
+    def launched(*given: object, **kept: object) -> None:
+        raise AssertionError("something was launched")
+
+    for module, name in ((gemm_module, "launch"), (gemm_module, "add_scaled"), (packing, "copy"), (Kernel, "enqueue")):
+        monkeypatch.setattr(module, name, launched)
+    factor = torch.ones((), device="cuda")
+    for m, n, k in ((0, 8, 8), (8, 0, 8), (0, 0, 0), (0, 3, 0)):
+        for alpha, beta in ((1.0, 0.0), (2.0, 3.0), (factor, factor)):
+            c = like.new_zeros(m, n)
+            assert gemm.run(like.new_zeros(m, k), like.new_zeros(k, n), c, alpha=alpha, beta=beta) is c
     torch.cuda.synchronize()
+
+
+# alpha and beta on the GPU.
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=str)
+def test_factors_on_the_gpu_are_not_waited_for(spec: KernelSpec) -> None:
+    gemm = gemm_of(spec)
+    a, b = operands(spec, 136, 72, 200, exact=True)
+    odd_a = torch.zeros(136, 203, device="cuda", dtype=gemm.dtype)[:, 1:201].copy_(a)
+    old = torch.randint(-4, 5, (136, 72), device="cuda").to(gemm.out_dtype)
+    cases = [(alpha, beta) for alpha in (0.0, 0.5, nan) for beta in (0.0, -2.0, nan)]
+    results = []
+    for warm in (True, False):
+        for alpha, beta in cases:
+            x, y = (torch.tensor(value, device="cuda") for value in (alpha, beta))
+            for given in ((x, y), (x, beta), (alpha, y)):
+                c = old.clone()
+                torch.cuda.synchronize()
+                torch.cuda.set_sync_debug_mode("default" if warm else "error")
+                try:
+                    gemm.run(odd_a, b, c, alpha=given[0], beta=given[1])
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+                results.append((c, alpha, beta))
+    for c, alpha, beta in results:
+        product = alpha * (a.double() @ b.double()) if alpha else torch.zeros_like(c, dtype=torch.float64)
+        exact = (product + beta * old.double() if beta else product).to(c.dtype)
+        assert torch.equal(c.isnan(), exact.isnan()) and torch.equal(c.nan_to_num(), exact.nan_to_num()), (alpha, beta)
+
+
+def test_factors_on_the_gpu_keep_their_value_until_they_are_used() -> None:
+    """In a graph: each replay reads what they are then."""
+    gemm = Gemm("float16", kernels=1)
+    a, b = (torch.randint(-1, 2, shape, device="cuda").half() for shape in ((64, 128), (128, 96)))
+    c, alpha, beta = torch.ones(64, 96, device="cuda").half(), torch.ones((), device="cuda"), torch.zeros((), device="cuda")
+    gemm.run(a, b, c.clone(), alpha=alpha, beta=beta)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemm.run(a, b, c, alpha=alpha, beta=beta)
+    for x, y in ((2.0, 0.0), (-0.5, 1.0), (0.0, nan), (nan, 0.0)):
+        old = c.fill_(3.0).double()
+        alpha.fill_(x), beta.fill_(y)
+        graph.replay()
+        product = x * (a.double() @ b.double()) if x else torch.zeros_like(old)
+        expected = product + y * old if y else product
+        assert torch.equal(c.isnan(), expected.isnan()) and torch.equal(c.nan_to_num(), expected.nan_to_num().half())
+
+
+# Aliasing and refusals.
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("place", ["the same", "its last byte", "one row on", "transposed"])
+def test_a_c_that_overlaps_an_operand_is_refused_with_the_ranges(place: str, name: str) -> None:
+    gemm, memory = Gemm("float16", kernels=1), torch.randn(64 * 64 * 2, device="cuda").half()
+    shared, other = memory[: 64 * 64].view(64, 64), torch.randn(64, 64, device="cuda").half()
+    first = {"the same": 0, "its last byte": 64 * 64 - 1, "one row on": 64, "transposed": 0}[place]
+    c = memory[first : first + 64 * 64].view(64, 64)
+    c = c.t() if place == "transposed" else c
+    operand = {"a": (shared, other), "b": (other, shared)}[name]
+    gemm.run(*operand, torch.empty_like(other))  # a call of this signature is known
+    before = memory.clone()
+    ranges = " is bytes ".join(("c", f"[{c.data_ptr():#x}, {c.data_ptr() + 8192:#x}), {name}", f"[{shared.data_ptr():#x}, "))
+    with pytest.raises(OperandError, match=re.escape(f"c overlaps {name}: {ranges}")):
+        gemm.run(*operand, c)
+    assert torch.equal(memory, before)
+
+
+def test_a_c_beside_an_operand_is_written() -> None:
+    gemm = Gemm("float16", kernels=1)
+    both = torch.randint(-1, 2, (64, 128), device="cuda").half()
+    b = torch.randint(-1, 2, (64, 64), device="cuda").half()
+    for a, c in ((both[:, :64], both[:, 64:]), (both[:, ::2], both[:, 1::2])):
+        expected, kept = (a.double() @ b.double()).half(), a.clone()
+        assert torch.equal(gemm.run(a, b, c), expected) and torch.equal(a, kept)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_operand_is_refused_and_c_untouched(case: str) -> None:
+    changes, error, message = WRONG[case]
+    with torch.device("cuda"):
+        given = good() | changes()
+    target = given["c"]
+    watched = isinstance(target, torch.Tensor) and target.device.type == "cuda"
+    before = target.detach().clone() if watched else None
+    with pytest.raises(error, match=re.escape(message)):
+        Gemm("float16", kernels=1).run(given["a"], given["b"], target, beta=1.0)
+    torch.cuda.synchronize()
+    if watched:
+        assert torch.equal(target.detach(), before)
 
 
 def test_errors_leave_c_and_the_context_alone() -> None:
@@ -99,7 +182,13 @@ def test_errors_leave_c_and_the_context_alone() -> None:
         (lambda: gemm.run(a, b, a), OperandError),
         (lambda: gemm.run(a, b, c, plan=gemm.plan(64, 64, 128)), PlanError),
         (lambda: gemm.run(a, b, c, stream="0"), OperandError),
-        (lambda: gemm.run(a, b, c, alpha=torch.ones((), device="cuda")), OperandError),
+        (lambda: gemm.run(a, b.cpu(), c.cpu()), OperandError),
+        (lambda: gemm.run(a, b, c.cpu()), OperandError),
+        (lambda: gemm.run(a, b, c, alpha=torch.ones(1, device="cuda")), OperandError),
+        (lambda: gemm.run(a, b, c, beta=torch.ones((), device="cuda", dtype=torch.complex64)), OperandError),
+        (lambda: gemm.run(a, b, c, beta=torch.ones((), device="cuda", requires_grad=True)), OperandError),
+        (lambda: gemm.run(a.cpu(), b.cpu(), c.cpu(), beta=torch.ones((), device="cuda")), OperandError),
+        (lambda: gemm.run(a, b, beta=torch.ones((), device="cuda")), OperandError),
         (lambda: gemm.plan(64, 64, 64, splits=0), PlanError),
     ]
     for call, error in wrong:
