@@ -492,6 +492,18 @@ def test_a_graph_that_the_compiler_records_keeps_no_flags(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("eager")
+def test_a_thread_that_compiled_nothing_may_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_this_thread(index: int, create_if_none_exists: bool) -> None:
+        raise AssertionError  # torch 2.11, in a thread that never ran compiled code
+
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", SimpleNamespace(get_manager=of_this_thread))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(stream_id=3))
+    monkeypatch.setattr(workspace, "_capture_id", lambda stream: 7)
+    assert workspace.workspace(1000, 100, torch.device("cpu", 0), 16).holds(1000, 100) and workspace._captured
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_captured_graph_has_flags_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One buffer a capture on torch's streams, one a launch on a user's, whose handle may not be asked later."""
     captures = {16: 7, 32: 8}
