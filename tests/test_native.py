@@ -202,6 +202,30 @@ def test_a_refused_launch_is_left_to_the_slow_path_without_a_trace(recorder: Rec
     assert c._version == version and len(recorder.calls) == 6
 
 
+FORKS = """
+import ctypes, os, torch, cutlass_sk
+from cutlass_sk import extension
+function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0)
+a = torch.zeros(16, 16, dtype=torch.float16)
+b, c = a.clone(), a.clone()
+table = extension.native.Calls(8, None)
+table.add(a, b, c, ctypes.cast(function, ctypes.c_void_p).value, 1, None, 0, 0, True)
+for used, taken in ((False, True), (True, False)):
+    torch.cuda._is_in_bad_fork = lambda: used
+    child = os.fork()
+    if child == 0:
+        os._exit(int(table.repeat(a, b, c, 1.0, 0.0) is c))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == taken, used
+assert table.repeat(a, b, c, 1.0, 0.0) is c
+"""
+
+
+@needs_native
+def test_a_child_of_a_process_that_used_cuda_launches_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @needs_native
 def test_calls_that_share_tiles_wait_for_a_workspace(recorder: Recorder) -> None:
     a, b, c = operands()
