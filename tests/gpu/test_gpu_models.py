@@ -93,7 +93,7 @@ CASES: list[tuple[str, Callable[..., torch.Tensor], str]] = [
     ("addmm", lambda a, b, bias, wide: bias.expand(64, 64).contiguous().addmm_(a, b), ""),
     ("bmm", lambda a, b, bias, wide: wide @ wide, ""),
     ("bmm", lambda a, b, bias, wide: a.expand(2, 64, 64) @ b.expand(2, 64, 64), "a batch of small products"),
-    ("baddbmm", lambda a, b, bias, wide: torch.baddbmm(bias, a.expand(2, 64, 64), b.expand(2, 64, 64)), "baddbmm has no kernel of ours"),
+    ("baddbmm", lambda a, b, bias, wide: torch.baddbmm(wide, wide, wide), "baddbmm has no kernel of ours"),
     ("mm", lambda a, b, bias, wide: a.float() @ b.float(), "float32 has no kernels"),
     ("mm", lambda a, b, bias, wide: a[:0] @ b, "no elements"),
 ]
