@@ -109,6 +109,8 @@ class Llama(torch.nn.Module):
             num_key_value_heads=shape.kv_heads,
             vocab_size=shape.vocabulary,
             max_position_embeddings=2 * shape.length,
+            bos_token_id=None,
+            eos_token_id=None,
         )
         self.model = transformers.LlamaForCausalLM(configuration)
         self.embedding, self.head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
@@ -119,7 +121,7 @@ class Llama(torch.nn.Module):
 
     def generate(self, tokens: torch.Tensor, new: int) -> torch.Tensor:
         made: torch.Tensor = self.model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, do_sample=False, pad_token_id=0
         )
         return made
 

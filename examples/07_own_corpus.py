@@ -1,4 +1,4 @@
-"""The products that matter to you, from a CSV, beside the same kernels data-parallel and cuBLAS. Without a GPU times are made up."""
+"""Your own products, from a CSV, beside the same kernels data-parallel and cuBLAS. Without a GPU, times are made up."""
 
 import json
 import subprocess
