@@ -30,6 +30,7 @@ from cutlass_sk.tracing import planned
 class Scale:
     """How much is done.
 
+    device              ``cuda``, or ``cpu`` for a dry run
     side, batches       of the matrices whose calls are timed, and how many batches of calls
     shapes              m, n and k of the other calls
     threads, streams    of the stress, and ``launches`` of each thread on each stream
@@ -74,8 +75,8 @@ def build_ahead(products: Counter[Product]) -> None:
 
 def asked(scale: Scale) -> Counter[Product]:
     """The products of ``calls`` and ``mixed``."""
-    side, half, layouts = scale.side, torch.float16, tuple[Layout, ...](("t", "n"))
-    shapes = (*scale.shapes, (side, side, side))
+    half, shapes = torch.float16, (*scale.shapes, (scale.side,) * 3)
+    layouts: tuple[Layout, ...] = ("t", "n")
     return Counter(Product("mm", 1, *shape, half, half, ("t", layout), "cuda") for shape in shapes for layout in layouts)
 
 
