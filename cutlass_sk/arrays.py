@@ -9,6 +9,9 @@ from torch.utils.dlpack import from_dlpack
 
 from .errors import OperandError
 
+LEGACY_STREAM = 1
+"""cudaStreamLegacy: the default stream, as the interface names it."""
+
 
 def as_tensor(name: str, array: Any) -> torch.Tensor:
     """``array`` itself if it is a tensor, else a tensor of the same memory, on the device where it lies.
@@ -34,10 +37,14 @@ def as_tensor(name: str, array: Any) -> torch.Tensor:
 
 def _of_interface(array: Any) -> torch.Tensor:
     """The current stream waits for the array's, as version 3 of the interface asks of consumers."""
-    made = torch.as_tensor(array, device="cuda")
-    stream = array.__cuda_array_interface__.get("stream")
-    if stream:
-        torch.cuda.current_stream(made.device).wait_stream(torch.cuda.ExternalStream(stream, device=made.device))
+    made, interface = torch.as_tensor(array, device="cuda"), array.__cuda_array_interface__
+    if made.numel() and made.data_ptr() != interface["data"][0]:
+        raise BufferError("it lies on a GPU that is not current, and would be copied: call within torch.cuda.device()")
+    if stream := interface.get("stream"):
+        # torch takes the legacy stream's handle, which is odd, for a number of its own.
+        legacy = stream == LEGACY_STREAM
+        theirs = torch.cuda.default_stream(made.device) if legacy else torch.cuda.ExternalStream(stream, device=made.device)
+        torch.cuda.current_stream(made.device).wait_stream(theirs)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,3 +41,12 @@ def _load() -> tuple[ModuleType | None, str]:
 
 native, missing = _load()
 """``cutlass_sk._native``, or None and the reason."""
+
+
+def _leave_cuda_alone() -> None:
+    """In a child of a process that used CUDA, where nothing may be launched: the slow path meets torch, which says so."""
+    if native is not None and torch.cuda._is_in_bad_fork():
+        native.unbind()
+
+
+os.register_at_fork(after_in_child=_leave_cuda_alone)

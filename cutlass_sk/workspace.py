@@ -113,7 +113,10 @@ def _captured_barriers(nbytes: int, device: torch.device, stream: int) -> torch.
 
 def _compiler_records(device: torch.device) -> bool:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    manager = None if trees is None else trees.get_manager(device.index, create_if_none_exists=False)
+    try:
+        manager = None if trees is None else trees.get_manager(device.index, create_if_none_exists=False)
+    except (AssertionError, RuntimeError):  # torch 2.11, in a thread that never ran compiled code
+        return False
     return manager is not None and bool(manager.in_recording)
 
 

@@ -114,12 +114,12 @@ def main(arguments: list[str] | None = None) -> int:
         for name, value in rows[dtype].items():
             print(f"{dtype:8} {name:36} {value:8.2f} us", flush=True)
     protocol = {"calls": CALLS, "batches": options.batches, "shape": SHAPE, "shared_shape": SHARED_SHAPE, "unit": "us a call"}
-    origin = {**provenance("ensemble/call_cost.py", options.commit), "method": METHOD, "cpu": _cpu()}
+    origin = {**provenance("ensemble/call_cost.py", options.commit), "method": METHOD, "cpu": cpu()}
     save(options.output, json.dumps({"provenance": origin, "protocol": protocol, "rows": rows}, indent=1))
     return 0
 
 
-def _cpu() -> str | None:
+def cpu() -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

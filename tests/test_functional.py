@@ -280,6 +280,25 @@ def test_a_cuda_array_without_a_gpu_is_refused() -> None:
         matmul(Interface(), torch.eye(2))
 
 
+@pytest.mark.parametrize("stream", [None, 1, 2, 0x5500])
+def test_a_cuda_array_s_stream_is_waited_for(stream: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    waited: list[object] = []
+    shared = torch.ones(2, 2, dtype=torch.float64)
+    array = Interface()
+    array.__cuda_array_interface__ = {**Interface.__cuda_array_interface__, "data": (shared.data_ptr(), False), "stream": stream}
+    monkeypatch.setattr(torch, "as_tensor", lambda array, device: shared)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_stream=waited.append))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: handle)
+    assert torch.equal(matmul(array, torch.eye(2, dtype=torch.float64)), shared)
+    assert waited == {None: [], 1: ["default"]}.get(stream, [stream])
+    array.__cuda_array_interface__["data"] = (64, False)
+    with pytest.raises(OperandError, match="lies on a GPU that is not current"):
+        matmul(array, shared)
+
+
 def test_a_fork_before_and_after_use_multiplies() -> None:
     code = """
 import os, warnings; warnings.simplefilter("ignore")

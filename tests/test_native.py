@@ -219,6 +219,30 @@ def test_a_refused_launch_is_left_to_the_slow_path_without_a_trace(recorder: Rec
     assert c._version == version and len(recorder.calls) == 6
 
 
+FORKS = """
+import ctypes, os, torch, cutlass_sk
+from cutlass_sk import extension
+function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0)
+a = torch.zeros(16, 16, dtype=torch.float16)
+b, c = a.clone(), a.clone()
+table = extension.native.Calls(8, None)
+table.add(a, b, c, ctypes.cast(function, ctypes.c_void_p).value, 1, None, 0, 0, True)
+for used, taken in ((False, True), (True, False)):
+    torch.cuda._is_in_bad_fork = lambda: used
+    child = os.fork()
+    if child == 0:
+        os._exit(int(table.repeat(a, b, c, 1.0, 0.0) is c))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == taken, used
+assert table.repeat(a, b, c, 1.0, 0.0) is c
+"""
+
+
+@needs_native
+def test_a_child_of_a_process_that_used_cuda_launches_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @needs_native
 def test_calls_that_share_tiles_wait_for_a_workspace(recorder: Recorder) -> None:
     a, b, c = operands()
@@ -506,6 +530,18 @@ def test_a_graph_that_the_compiler_records_keeps_no_flags(monkeypatch: pytest.Mo
     assert one.barriers is not again.barriers and not workspace._captured and not workspace._kept
     manager.in_recording = False
     assert workspace.workspace(1000, 100, device, 16).barriers is workspace.workspace(1000, 100, device, 16).barriers
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_thread_that_compiled_nothing_may_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_this_thread(index: int, create_if_none_exists: bool) -> None:
+        raise AssertionError  # torch 2.11, in a thread that never ran compiled code
+
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", SimpleNamespace(get_manager=of_this_thread))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(stream_id=3))
+    monkeypatch.setattr(workspace, "_capture_id", lambda stream: 7)
+    assert workspace.workspace(1000, 100, torch.device("cpu", 0), 16).holds(1000, 100) and workspace._captured
 
 
 @pytest.mark.usefixtures("eager")

@@ -284,6 +284,11 @@ PyObject* bind(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+PyObject* unbind(PyObject*, PyObject*) {
+  torch.tensor_type = nullptr;  // of no object's type: no call is taken from now on
+  Py_RETURN_NONE;
+}
+
 PyObject* set_workspace(PyObject*, PyObject* arguments) {
   long long device, partials_bytes, barrier_bytes;
   unsigned long long stream, partials, barriers;
@@ -340,6 +345,7 @@ PyMethodDef functions[] = {
      "decide(profiles, m, n, k, bytes_moved, row_bytes_a, row_bytes_b, chained): (time_us, kernel, shared, units, splits,\n"
      "in_cluster), the planner's choice among packed profiles. chained: kernels that can end chains of sums early do."},
     {"bind", bind, METH_VARARGS, "bind(Tensor, Tensor.__dlpack_c_exchange_api__, increment_version): how tensors are seen."},
+    {"unbind", unbind, METH_NOARGS, "Leaves all calls to the slow path from now on."},
     {"set_workspace", set_workspace, METH_VARARGS,
      "set_workspace(device, stream, partials, partials_bytes, barriers, barrier_bytes, owner): memory at these addresses is the\n"
      "stream's own, for launches that share tiles; owner keeps it."},

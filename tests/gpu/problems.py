@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
 import torch
 
 from cutlass_sk import Gemm, KernelSpec, Plan, planner
+from cutlass_sk.aten import Product
 from cutlass_sk.device import real
 from cutlass_sk.dtypes import torch_dtype
+from cutlass_sk.ensemble.torch_load import build_ahead
 from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
 from cutlass_sk.generator.spec import Layout
 from cutlass_sk.options import Options
@@ -60,6 +64,12 @@ CHOSEN: tuple[KernelSpec, ...] = (
 """One of each way to schedule, for tests of streams, threads and graphs."""
 BUILT: tuple[KernelSpec, ...] = tuple(dict.fromkeys(_built()))
 """What the tests launch: vectors and transposed operands ask for other layouts than the kernel's own."""
+
+
+def build_planned(dtypes: Iterable[torch.dtype], shapes: Iterable[tuple[int, int, int]]) -> None:
+    """Builds what is planned for these products in all layouts, side by side: a test that compiles meets its watchdog."""
+    asked = itertools.product(dtypes, shapes, LAYOUTS)
+    build_ahead(Counter(Product("mm", 1, *shape, dtype, dtype, layouts, "cuda") for dtype, shape, layouts in asked))
 
 
 def gemm_of(spec: KernelSpec) -> Gemm:
