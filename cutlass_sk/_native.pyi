@@ -26,6 +26,8 @@ class Calls:
         partials_bytes: int,
         barrier_bytes: int,
         programmatic: bool,
+        pack: int = 0,
+        given: bytes = b"",
         /,
     ) -> None: ...
 

@@ -30,6 +30,7 @@ class Call:
 
     device         index of the CUDA device
     programmatic   whether the GPU knows programmatic dependent launch
+    packing        what packs operands before it, as ``packing.repeated`` says; None if they are used as they lie
     """
 
     kernel: Kernel
@@ -37,6 +38,7 @@ class Call:
     prepared: Prepared
     device: int
     programmatic: bool
+    packing: tuple[int, bytes] | None = None
 
 
 class Calls(Protocol):
@@ -65,12 +67,12 @@ class NativeCalls:
 
     def remember(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, call: Call) -> None:
         enqueue, prepared, plan = call.kernel.enqueue_address, call.prepared.address, call.plan
-        owner = (call.kernel, call.prepared)
-        self._table.add(a, b, c, enqueue, prepared, owner, plan.partials_bytes, plan.barrier_bytes, call.programmatic)
+        owner, packing = (call.kernel, call.prepared), call.packing or (0, b"")
+        self._table.add(a, b, c, enqueue, prepared, owner, plan.partials_bytes, plan.barrier_bytes, call.programmatic, *packing)
 
 
 class PythonCalls:
-    """The table in Python."""
+    """The table in Python, which leaves calls that pack operands to the slow path."""
 
     def __init__(self, out_dtype: torch.dtype) -> None:
         self._out_dtype = out_dtype
@@ -95,6 +97,8 @@ class PythonCalls:
         return c
 
     def remember(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, call: Call) -> None:
+        if call.packing is not None:
+            return
         if len(self._known) >= CALL_CACHE_SIZE:
             self._known.clear()
         self._known[signature(a, b, c)] = call

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import env, operands, planner, prebuilt
+from . import env, operands, packing, planner, prebuilt
 from . import explain as _explain
 from .call import Call, launch, make_calls, plain
 from .device import Device, check_name, is_cuda, real, resolve
@@ -258,10 +258,8 @@ class Gemm:
             made = self._launch(ready, chosen, device, alpha, beta)
             if ready.result is not None:
                 ready.result.copy_(ready.c[:, :n])
-            elif (
-                plan is None and ready.a.tensor is a and ready.b.tensor is b and ready.c is c and plain(a) and plain(b) and plain(c)
-            ):
-                self._calls.remember(a, b, c, made)
+            elif plan is None and x is a and ready.packed is not None and plain(a) and plain(b) and plain(c):
+                self._calls.remember(a, b, c, replace(made, packing=packing.repeated(ready.packed, device)))
         return c
 
     def _run_then_scale(

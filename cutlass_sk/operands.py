@@ -11,6 +11,7 @@ import torch
 from . import packing
 from .dtypes import torch_dtype
 from .errors import DtypeError, OperandError
+from .generator import abi
 from .generator.spec import KernelSpec, Layout
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Operands:
     """A problem ready to launch: c[m, n] <- a[m, k] @ b[k, n], row-major c.
 
     ``result`` is None if ``c`` is the caller's own memory; else c's first columns are to be copied there afterwards. m, n and k may
-    be padded with zeros where a kernel needs aligned extents.
+    be padded with zeros where a kernel needs aligned extents. ``packed`` says, for a and for b, what one kernel has packed, None for
+    an operand that is used as it lies; it is None as a whole where anything was copied otherwise.
     """
 
     m: int
@@ -41,6 +43,7 @@ class Operands:
     b: Matrix
     c: torch.Tensor
     result: torch.Tensor | None
+    packed: tuple[abi.PackMatrixStruct | None, abi.PackMatrixStruct | None] | None
 
 
 def scalar(name: str, value: Any) -> float:
@@ -118,7 +121,10 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
     copies: list[packing.Pair] = []
     matrix_a = matrix_a or _packed(a, 0, pad_k, spec.alignment, copies, any_layout=step == 1)
     matrix_b = matrix_b or _packed(b, pad_k, pad_n, spec.alignment, copies, any_layout=step == 1)
-    packing.copy(copies)
+    told, packed = packing.copy(copies), None
+    if told is not None and not (pad_k or pad_n):
+        rest = iter(told)
+        packed = (None if matrix_a.tensor is a else next(rest)), (None if matrix_b.tensor is b else next(rest))
     result = None
     if pad_n or not is_row_major(c, spec.alignment_c):
         result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
@@ -126,7 +132,7 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
             buffer[:, :n].copy_(result)
             buffer[:, n:].zero_()  # read with the rest of a vector
         c = buffer
-    return Operands(m, n + pad_n, k + pad_k, matrix_a, matrix_b, c, result)
+    return Operands(m, n + pad_n, k + pad_k, matrix_a, matrix_b, c, result, packed)
 
 
 def as_matrix(tensor: torch.Tensor, alignment: int) -> Matrix | None:

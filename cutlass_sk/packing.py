@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,22 +34,23 @@ def _forget_guard() -> None:
 os.register_at_fork(after_in_child=_forget_guard)
 
 
-def copy(pairs: Sequence[Pair]) -> None:
+def copy(pairs: Sequence[Pair]) -> list[abi.PackMatrixStruct] | None:
     """Enqueues the copies on the current stream. The targets are of our own making: aligned, and no part of anything else.
 
     Matrices with a unit stride go through one kernel, which came compiled or is built at its first use; all others through torch,
-    and these as well where the kernel cannot be had. LaunchError.
+    and these as well where the kernel cannot be had. Gives what the kernel was told, None where torch copied. LaunchError.
     """
     if not pairs:
-        return
+        return []
     own = [lines for pair in pairs if (lines := as_lines(*pair)) is not None]
     if len(own) == len(pairs) <= 2 and all(source.is_cuda for source, _ in pairs):
         device = real(pairs[0][0].device.index)
         if (function := _function(device)) is not None:
             _launch(function, own, device)
-            return
+            return own
     for source, target in pairs:
         target.copy_(source)
+    return None
 
 
 def as_lines(source: torch.Tensor, target: torch.Tensor) -> abi.PackMatrixStruct | None:
@@ -89,6 +91,19 @@ def build(device: Device) -> Path:
     from .jit.build import compile_source
 
     return compile_source("pack", PACK, _target(device)).library
+
+
+def repeated(packed: Sequence[abi.PackMatrixStruct | None], device: Device) -> tuple[int, bytes] | None:
+    """The address of the C function on ``device`` and what it is given, but for addresses and stream, to pack a and b like this
+    again; None where nothing was packed."""
+    if not any(packed):
+        return None
+    given = abi.PackStruct(struct_bytes=ctypes.sizeof(abi.PackStruct))
+    for number, matrix in enumerate(packed):
+        if matrix is not None:
+            given.matrices[number] = matrix
+    function: Any = _functions[_target(device)]
+    return ctypes.cast(function, ctypes.c_void_p).value or 0, bytes(given)
 
 
 def _target(device: Device) -> str:

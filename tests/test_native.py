@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import json
 import resource
@@ -17,13 +18,15 @@ from typing import Any
 import pytest
 import torch
 
-from cutlass_sk import Gemm, call, extension, workspace
+from cutlass_sk import Gemm, call, extension, packing, workspace
 from cutlass_sk.generator import abi
 
 native = extension.native
 needs_native = pytest.mark.skipif(native is None, reason=f"the native extension: {extension.missing}")
 
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(abi.AddressesStruct), ctypes.c_void_p)
+
+PACK_HOOK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(abi.PackStruct), ctypes.c_void_p)
 
 
 class Recorder:
@@ -108,6 +111,79 @@ def test_a_view_of_the_same_strides_is_another_call_than_one_of_others(recorder:
     assert table.repeat(wide[:, 1:17], b, c, 1.0, 0.0) is None  # not aligned
     table.add(wide[:, 1:17], b, c, recorder.address, 815, None, 0, 0, True)
     assert table.repeat(wide[:, 17:33], b, c, 1.0, 0.0) is c and [prepared for prepared, _ in recorder.calls] == [4711, 815]
+
+
+class Packer:
+    """The function that packs operands: copies as it is told, or answers ``status``."""
+
+    def __init__(self) -> None:
+        self.given: list[abi.PackStruct] = []
+        self.status = 0
+        self.function = PACK_HOOK(self._pack)
+        self.address = ctypes.cast(self.function, ctypes.c_void_p).value or 0
+
+    def _pack(self, given: Any, result: int) -> int:
+        self.given.append(abi.PackStruct.from_buffer_copy(given.contents))
+        for matrix in given.contents.matrices:
+            for line in range(matrix.lines):
+                start = matrix.from_ + line * matrix.from_leading
+                ctypes.memmove(matrix.to + line * matrix.to_leading, start, matrix.line_bytes)
+        return self.status
+
+
+def packs(*pairs: tuple[torch.Tensor, torch.Tensor] | None) -> bytes:
+    """What is given to pack a and b as these pairs are copied."""
+    given = abi.PackStruct(struct_bytes=ctypes.sizeof(abi.PackStruct))
+    for number, pair in enumerate(pairs):
+        if pair is not None:
+            lines = packing.as_lines(*pair)
+            assert lines is not None
+            given.matrices[number] = lines
+    return bytes(given)
+
+
+@needs_native
+def test_operands_of_a_known_call_are_packed_into_new_memory(recorder: Recorder) -> None:
+    a, b, c = torch.randn(6, 13).half(), torch.randn(13, 48).half(), torch.zeros(6, 48, dtype=torch.float16)
+    packer, framed_a, framed_b = Packer(), torch.zeros(6, 16).half()[:, :13], torch.zeros(13, 56).half()[:, :48]
+    seen: list[torch.Tensor] = []
+
+    def look(prepared: int, addresses: Any, result: int) -> int:
+        """While the launch is enqueued the copies are there."""
+        for address, frame in ((addresses.contents.a, framed_a), (addresses.contents.b, framed_b)):
+            rows, leading = frame.shape[0], frame.stride(0)
+            memory = (ctypes.c_int16 * (rows * leading)).from_address(address)
+            seen.append(torch.frombuffer(bytearray(memory), dtype=torch.float16).view(rows, leading)[:, : frame.shape[1]].clone())
+        return recorder._enqueue(prepared, addresses, result)
+
+    hook = HOOK(look)
+    enqueue = ctypes.cast(hook, ctypes.c_void_p).value
+    table = native.Calls(16, None)  # type: ignore[union-attr]
+    table.add(a, b, c, enqueue, 4711, None, 0, 0, True, packer.address, packs((a, framed_a), (b, framed_b)))
+    for _ in range(2):
+        a, b = torch.randn_like(a), torch.randn_like(b)
+        assert table.repeat(a, b, c, 1.0, 0.0) is c
+        given, (_, launched) = packer.given[-1], recorder.calls[-1]
+        assert (given.matrices[0].from_, given.matrices[1].from_) == (a.data_ptr(), b.data_ptr())
+        assert (given.matrices[0].to, given.matrices[1].to) == (launched.a, launched.b)
+        assert launched.b - launched.a == 256 and launched.a % 16 == 0 and given.programmatic == 1 and given.stream is None
+        assert torch.equal(seen.pop(), b) and torch.equal(seen.pop(), a)
+
+
+@needs_native
+def test_an_operand_that_is_not_packed_is_used_as_it_lies(recorder: Recorder) -> None:
+    a, b, c = operands()
+    packer, framed = Packer(), torch.zeros(16, 56).half()[:, :48]
+    table = native.Calls(16, None)  # type: ignore[union-attr]
+    table.add(a, b, c, recorder.address, 1, None, 0, 0, False, packer.address, packs(None, (b, framed)))
+    assert table.repeat(a, b, c, 1.0, 0.0) is c
+    ((_, launched),) = recorder.calls
+    assert launched.a == a.data_ptr() and launched.b == packer.given[0].matrices[1].to != b.data_ptr()
+    assert packer.given[0].matrices[0].lines == 0 and packer.given[0].programmatic == 0
+    packer.status = 5
+    assert table.repeat(a, b, c, 1.0, 0.0) is None and len(recorder.calls) == 1
+    with pytest.raises(ValueError, match="what is packed takes"):
+        table.add(a, b, c, recorder.address, 1, None, 0, 0, False, packer.address, b"short")
 
 
 def wrapped(table: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, transform: Callable[..., Any]) -> list[Any]:
@@ -430,7 +506,8 @@ def test_the_table_in_python_takes_and_refuses_alike(monkeypatch: pytest.MonkeyP
         assert table.repeat(*refused) is None
     base = torch.zeros(32 * 48 + 512, dtype=torch.float16)
     assert table.repeat(base[:512].view(32, 16), b, base[256 : 256 + 1536].view(32, 48), 1.0, 0.0) is None
-    assert len(launched) == 2
+    table.remember(base[:512].view(32, 16), b, c, dataclasses.replace(made, packing=(1, b"")))
+    assert len(launched) == 2 and len(table._known) == 1, "calls that pack are left to the slow path"
 
 
 BLOCKED = """

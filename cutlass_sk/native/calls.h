@@ -82,6 +82,18 @@ struct Signature {
   };
 };
 
+/// What is packed before a launch: `given` lacks addresses and the stream, and has no lines where an operand is used as it lies.
+struct Packing {
+  CutlassSkPackFunction function = nullptr;
+  CutlassSkPack given{};
+
+  /// How much memory an operand's copy takes, up to a 256-byte boundary.
+  int64_t bytes(int operand) const {
+    CutlassSkPackMatrix const& matrix = given.matrices[operand];
+    return (matrix.lines * matrix.to_leading + 255) / 256 * 256;
+  }
+};
+
 /// A prepared launch. `owner` keeps its memory.
 struct Call {
   CutlassSkEnqueueFunction enqueue = nullptr;
@@ -89,6 +101,7 @@ struct Call {
   Reference owner;
   int64_t partials_bytes = 0, barrier_bytes = 0;
   bool programmatic = false;
+  Packing packing;
 };
 
 using CallTable = std::unordered_map<Signature, Call, Signature::Hash>;

@@ -87,12 +87,33 @@ bool programmatic_launch(int32_t& out) {
   return (out == 0 || out == 1) && text[1] == 0;
 }
 
-/// a.new_empty(m, n), of the output's dtype.
+/// a.new_empty(m, n), with keywords.
 Reference allocate(PyObject* a, int64_t m, int64_t n, PyObject* keywords) {
   Reference const rows = Reference::taken(PyLong_FromLongLong(m)), columns = Reference::taken(PyLong_FromLongLong(n));
   if (!rows || !columns) return {};
   Reference const arguments = Reference::taken(PyTuple_Pack(3, a, rows.get(), columns.get()));
   return arguments ? Reference::taken(PyObject_Call(torch.new_empty, arguments.get(), keywords)) : Reference();
+}
+
+/// Fills in where operands are packed from and to, and makes the launch read the copies; false if there is no memory. `owner` holds
+/// it until the launch is enqueued: what torch gives it to later comes later on the stream.
+bool add_packing(Packing const& packing, PyObject* like, CutlassSkAddresses& addresses, CutlassSkPack& pack, Reference& owner) {
+  Matrix memory;
+  owner = allocate(like, 1, (packing.bytes(0) + packing.bytes(1)) / 2, nullptr);  // elements have 2 bytes or more
+  if (!owner || !view(owner.get(), memory)) return false;
+  pack = packing.given;
+  pack.stream = addresses.stream;
+  pack.programmatic = addresses.programmatic;
+  char* to = reinterpret_cast<char*>(memory.address);
+  void const** const operands[] = {&addresses.a, &addresses.b};
+  for (int i = 0; i < 2; ++i) {
+    if (pack.matrices[i].lines == 0) continue;
+    pack.matrices[i].from = *operands[i];
+    pack.matrices[i].to = to;
+    *operands[i] = to;
+    to += packing.bytes(i);
+  }
+  return true;
 }
 
 /// Fills in what the stream keeps for calls that share tiles; false if it has too little yet, or is not one stream. `owner` holds
@@ -113,11 +134,12 @@ bool add_workspace(Call const& call, int64_t device, CutlassSkAddresses& address
 
 /// Without the GIL: the launch waits while its queue is full, perhaps for a host function that itself waits for the GIL. Giving it
 /// up costs about 30 ns if no other thread wants it; torch does so in every operation.
-int32_t launch(Call const& call, CutlassSkAddresses const& addresses) {
+int32_t launch(Call const& call, CutlassSkAddresses const& addresses, CutlassSkPack const& pack) {
   CutlassSkResult result;
-  int32_t status;
+  int32_t status = CUTLASS_SK_OK;
   Py_BEGIN_ALLOW_THREADS;
-  status = call.enqueue(call.prepared, &addresses, &result);
+  if (call.packing.function != nullptr) status = call.packing.function(&pack, &result);
+  if (status == CUTLASS_SK_OK) status = call.enqueue(call.prepared, &addresses, &result);
   Py_END_ALLOW_THREADS;
   return status;
 }
@@ -173,9 +195,11 @@ PyObject* repeat(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   addresses.a = reinterpret_cast<void const*>(at_a.address);
   addresses.b = reinterpret_cast<void const*>(at_b.address);
   addresses.c = reinterpret_cast<void*>(at_c.address);
-  Reference workspace;
+  Reference workspace, copies;
   if (call.partials_bytes > 0 && !add_workspace(call, device.device_id, addresses, workspace)) return not_taken();
-  if (launch(call, addresses) != CUTLASS_SK_OK) return not_taken();
+  CutlassSkPack pack{};
+  if (call.packing.function != nullptr && !add_packing(call.packing, a, addresses, pack, copies)) return not_taken();
+  if (launch(call, addresses, pack) != CUTLASS_SK_OK) return not_taken();
 
   if (!allocates) {  // the kernel wrote behind torch's back: let autograd see it
     Reference const written = Reference::taken(PyTuple_Pack(1, c.get()));
@@ -187,11 +211,17 @@ PyObject* repeat(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
 
 PyObject* add(PyObject* self, PyObject* arguments) {
   PyObject *a, *b, *c, *owner;
-  unsigned long long enqueue, prepared;
+  unsigned long long enqueue, prepared, pack = 0;
   long long partials_bytes, barrier_bytes;
   int programmatic;
-  if (!PyArg_ParseTuple(arguments, "OOOKKOLLp:add", &a, &b, &c, &enqueue, &prepared, &owner, &partials_bytes, &barrier_bytes,
-                        &programmatic)) {
+  char const* given = nullptr;
+  Py_ssize_t given_bytes = 0;
+  if (!PyArg_ParseTuple(arguments, "OOOKKOLLp|Ky#:add", &a, &b, &c, &enqueue, &prepared, &owner, &partials_bytes, &barrier_bytes,
+                        &programmatic, &pack, &given, &given_bytes)) {
+    return nullptr;
+  }
+  if (pack != 0 && given_bytes != Py_ssize_t(sizeof(CutlassSkPack))) {
+    PyErr_Format(PyExc_ValueError, "what is packed takes %zu bytes, not %zd", sizeof(CutlassSkPack), given_bytes);
     return nullptr;
   }
   Matrix at_a, at_b, at_c;
@@ -204,6 +234,10 @@ PyObject* add(PyObject* self, PyObject* arguments) {
   call.partials_bytes = partials_bytes;
   call.barrier_bytes = barrier_bytes;
   call.programmatic = programmatic != 0;
+  if (pack != 0) {
+    call.packing.function = reinterpret_cast<CutlassSkPackFunction>(uintptr_t(pack));
+    std::memcpy(&call.packing.given, given, sizeof(CutlassSkPack));
+  }
   CallTable& table = *of(self)->table;
   CallTable dropped;  // ends last: what its owners' deallocation does, it does to a table that is whole
   if (Py_ssize_t(table.size()) >= of(self)->capacity) table.swap(dropped);
@@ -245,9 +279,9 @@ PyMethodDef calls_methods[] = {
     {"repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(repeat)), METH_FASTCALL,
      "repeat(a, b, c, alpha, beta): c, launched, if a call of the same signature was added; else None, and nothing happened."},
     {"add", add, METH_VARARGS,
-     "add(a, b, c, enqueue, prepared, owner, partials_bytes, barrier_bytes, programmatic): launches of the operands' signature "
-     "from\n"
-     "now on call the C function at address enqueue with the prepared launch at address prepared; owner keeps both."},
+     "add(a, b, c, enqueue, prepared, owner, partials_bytes, barrier_bytes, programmatic, pack=0, given=b''): launches of the\n"
+     "operands' signature from now on call the C function at address enqueue with the prepared launch at address prepared; owner\n"
+     "keeps both. pack is the address of the function that packs operands before, given the struct that says which."},
     {},
 };
 

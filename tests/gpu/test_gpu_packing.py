@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cutlass_sk import Gemm, packing
+from cutlass_sk.call import NativeCalls
 
 DTYPES = [torch.float16, torch.float64]
 
@@ -85,3 +86,24 @@ def test_a_packed_product_is_captured_and_replayed_on_new_values() -> None:
         a.copy_(torch.randint(-1, 2, a.shape, device="cuda").half())
         graph.replay()
         assert torch.equal(c.double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [(131, 201, 77), (136, 208, 77), (131, 200, 80), (136, 72, 9001)], ids=str)
+def test_a_repeated_call_packs_again_without_python(shape: tuple[int, int, int], out_dtype: str) -> None:
+    """New values in new places, on another stream, and without c: each time the value, and the slow path is taken once."""
+    m, n, k = shape
+    gemm = Gemm("float16", out_dtype=out_dtype)
+    assert isinstance(gemm._calls, NativeCalls)
+    for number in range(6):
+        a, b = torch.randint(-1, 2, (m, k), device="cuda").half(), torch.randint(-1, 2, (n, k), device="cuda").half().t()
+        c = torch.empty(m, n, device="cuda", dtype=gemm.out_dtype) if number % 2 else None
+        stream = torch.cuda.Stream() if number > 3 else torch.cuda.current_stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            before = None if number < 2 else gemm._calls.repeat(a, b, c, 1.0, 0.0)
+            made = gemm.run(a, b, c) if before is None else before
+        torch.cuda.synchronize()
+        assert torch.equal(made.double(), a.double() @ b.double())
+        assert number not in (2, 3) or before is not None
+    assert len(gemm._calls._table) == 1

@@ -99,3 +99,22 @@ typedef int32_t (*CutlassSkQueryFunction)(CutlassSkProblem const*, CutlassSkPlan
 typedef int32_t (*CutlassSkPrepareFunction)(CutlassSkLaunch const*, void* prepared, int64_t bytes, CutlassSkResult*);
 /// Checks the addresses and launches. The device that was prepared for must be the current one.
 typedef int32_t (*CutlassSkEnqueueFunction)(void const* prepared, CutlassSkAddresses const*, CutlassSkResult*);
+
+/// `lines` lines of `line_bytes` contiguous bytes, `from_leading` and `to_leading` bytes apart. `from` and `from_leading` are
+/// multiples of 2, `to` and `to_leading` of 16. What is left of the last 16 bytes of a line of `to` becomes zero.
+struct CutlassSkPackMatrix {
+  void const* from;
+  void* to;
+  int64_t lines, line_bytes, from_leading, to_leading;
+};
+
+/// A matrix of no lines is skipped.
+struct CutlassSkPack {
+  int32_t struct_bytes;
+  int32_t programmatic;  ///< as in CutlassSkAddresses
+  CutlassSkPackMatrix matrices[2];
+  void* stream;  ///< cudaStream_t
+};
+
+/// Enqueues the copies on the current device.
+typedef int32_t (*CutlassSkPackFunction)(CutlassSkPack const*, CutlassSkResult*);

@@ -11,22 +11,6 @@
 
 #include "cutlass_sk/abi.h"
 
-/// `lines` lines of `line_bytes` contiguous bytes, `from_leading` and `to_leading` bytes apart. `from` and `from_leading` are
-/// multiples of 2, `to` and `to_leading` of 16. What is left of the last 16 bytes of a line of `to` becomes zero.
-struct CutlassSkPackMatrix {
-  void const* from;
-  void* to;
-  int64_t lines, line_bytes, from_leading, to_leading;
-};
-
-/// A matrix of no lines is skipped.
-struct CutlassSkPack {
-  int32_t struct_bytes;
-  int32_t programmatic;  ///< as in CutlassSkAddresses
-  CutlassSkPackMatrix matrices[2];
-  void* stream;  ///< cudaStream_t
-};
-
 namespace cutlass_sk {
 
 constexpr int kPackThreads = 256, kPackBlocks = 1056;
