@@ -32,8 +32,8 @@ class Operands:
     """A problem ready to launch: c[m, n] <- a[m, k] @ b[k, n], row-major c.
 
     ``result`` is None if ``c`` is the caller's own memory; else c's first columns are to be copied there afterwards. m, n and k may
-    be padded with zeros where a kernel needs aligned extents. ``packed`` says, for a and for b, what one kernel has packed, None for
-    an operand that is used as it lies; it is None as a whole where anything was copied otherwise.
+    be padded with zeros where a kernel needs aligned extents. ``packed`` says, for a and for b, what one kernel has packed, None
+    for an operand that is used as it lies; it is None as a whole where anything was copied otherwise.
     """
 
     m: int
