@@ -99,7 +99,7 @@ def _captured_barriers(nbytes: int, device: torch.device, stream: int) -> torch.
     torch.compile records, which refuses memory of its pool that is neither freed nor an output.
     """
     # torch numbers its own streams otherwise
-    if torch.cuda.current_stream(device).stream_id == stream or _compiler_records(device):
+    if torch.cuda.current_stream(device).stream_id == stream or _compiler_records(device, stream):
         return _zeros(nbytes, device)
     key, capture = (device.index, stream), _capture_id(stream)
     known, buffer = _captured.get(key, (0, None))
@@ -111,13 +111,14 @@ def _captured_barriers(nbytes: int, device: torch.device, stream: int) -> torch.
     return buffer
 
 
-def _compiler_records(device: torch.device) -> bool:
+def _compiler_records(device: torch.device, stream: int) -> bool:
+    """Whether ``stream`` is the one that torch.compile captures its graphs on."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     try:
         manager = None if trees is None else trees.get_manager(device.index, create_if_none_exists=False)
     except (AssertionError, RuntimeError):  # torch 2.11, in a thread that never ran compiled code
         return False
-    return manager is not None and bool(manager.in_recording)
+    return manager is not None and manager.stream.cuda_stream == stream
 
 
 def _forget_ended_captures() -> None:

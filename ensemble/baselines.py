@@ -95,8 +95,8 @@ def compiled(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Call:
 
     torch.compiler.reset()
     options = {**list_mode_options(COMPILED_MODE), **COMPILED_OPTIONS}
-    _, (code,) = run_and_get_code(torch.compile(product, fullgraph=True, dynamic=False, options=options), a, b)
-    module = PyCodeCache.load(code)
+    _, codes = run_and_get_code(torch.compile(product, fullgraph=True, dynamic=False, options=options), a, b)
+    module = PyCodeCache.load(codes[-1])  # those before it are of ways to cut k that were tried
     allocate_by = f"empty_strided_{a.device.type}"
     allocate: Allocate = getattr(module, allocate_by)
     given: list[torch.Tensor] = []

@@ -17,7 +17,7 @@ with TemporaryDirectory() as folder:
     subprocess.run([CUTLASS_SK, "corpus", corpus], check=True)
     command = [CUTLASS_SK, "bench", "-o", times, "--corpus", corpus, "--contenders", "set,data_parallel,cublas", "--no-table"]
     subprocess.run([*command, *([] if torch.cuda.is_available() else ["--dry-run"])], check=True)
-    _run, *rows = map(json.loads, (times / "times.jsonl").read_text().splitlines())
+    rows = [row for row in map(json.loads, (times / "times.jsonl").read_text().splitlines()) if "contenders" in row]
 
 for row in rows:
     ours, cublas = (row["contenders"][name]["us"] for name in ("set", "cublas"))

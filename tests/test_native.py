@@ -596,7 +596,7 @@ def test_the_native_table_is_told_of_a_workspace(recorder: Recorder, monkeypatch
 
 @pytest.mark.usefixtures("eager")
 def test_a_graph_that_the_compiler_records_keeps_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = SimpleNamespace(in_recording=True)
+    manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=16))
     trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: manager)
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -605,7 +605,7 @@ def test_a_graph_that_the_compiler_records_keeps_no_flags(monkeypatch: pytest.Mo
     device = torch.device("cpu", 0)
     one, again = (workspace.workspace(1000, 100, device, 16) for _ in range(2))
     assert one.barriers is not again.barriers and not workspace._captured and not workspace._kept
-    manager.in_recording = False
+    manager.stream.cuda_stream = 32
     assert workspace.workspace(1000, 100, device, 16).barriers is workspace.workspace(1000, 100, device, 16).barriers
 
 
