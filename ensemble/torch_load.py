@@ -75,22 +75,25 @@ def build_ahead(products: Counter[Product]) -> None:
 
 def asked(scale: Scale) -> Counter[Product]:
     """The products of ``calls`` and ``mixed``."""
-    half, shapes = torch.float16, (*scale.shapes, (scale.side,) * 3)
+    half, shapes = torch.float16, (*scale.shapes, (scale.side,) * 3, (scale.side, scale.side, scale.side - 1))
     layouts: tuple[Layout, ...] = ("t", "n")
     return Counter(Product("mm", 1, *shape, half, half, ("t", layout), "cuda") for shape in shapes for layout in layouts)
 
 
 def calls(scale: Scale) -> dict[str, float]:
-    """Microseconds that the interpreter's thread pays for a float16 product, ours and torch's."""
+    """Microseconds that the interpreter pays for a float16 product, ours and torch's; ``odd``: of operands that are packed."""
     size = scale.side
     a, b, c = (torch.randn(size, size, device=scale.device).half() for _ in range(3))
     bias, gemm = torch.randn(size, device=scale.device).half(), Gemm("float16")
+    odd_a, odd_b = (torch.randn(*shape, device=scale.device).half() for shape in ((size, size - 1), (size - 1, size)))
     launches: dict[str, Callable[[], object]] = {
         "torch_matmul_cpu_us": partial(torch.matmul, a, b),
         "matmul_cpu_us": partial(cutlass_sk.matmul, a, b),
         "run_cpu_us": partial(gemm.run, a, b),
         "torch_mm_out_cpu_us": partial(torch.mm, a, b, out=c),
         "run_into_c_cpu_us": partial(gemm.run, a, b, c),
+        "torch_mm_odd_cpu_us": partial(torch.mm, odd_a, odd_b, out=c),
+        "run_odd_into_c_cpu_us": partial(gemm.run, odd_a, odd_b, c),
         "torch_linear_cpu_us": partial(torch.nn.functional.linear, a, b, bias),
         "linear_cpu_us": partial(cutlass_sk.linear, a, b, bias),
     }
