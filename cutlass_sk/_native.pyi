@@ -34,7 +34,14 @@ class Calls:
 def decide(
     profiles: bytes, m: int, n: int, k: int, bytes_moved: int, row_bytes_a: int, row_bytes_b: int, chained: bool, /
 ) -> tuple[float, int, int, int, int, bool]: ...
-def bind(tensor_type: type[torch.Tensor], dlpack: Any, increment_version: Callable[[Any], None], /) -> None: ...
+def bind(
+    tensor_type: type[torch.Tensor],
+    dlpack: Any,
+    increment_version: Callable[[Any], None],
+    current_device: Callable[[], int] | None,
+    is_capturing: Callable[[], bool] | None,
+    /,
+) -> None: ...
 def unbind() -> None: ...
 def set_workspace(
     device: int, stream: int, partials: int, partials_bytes: int, barriers: int, barrier_bytes: int, owner: object, /

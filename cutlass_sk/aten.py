@@ -48,7 +48,7 @@ def read(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -
     if positions is None or len(arguments) <= positions[1]:
         return None
     a, b = (arguments[position] for position in positions)
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.layout != torch.strided != b.layout:
+    if not all(isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested for x in (a, b)):
         return None
     if operator == "linear":
         if b.dim() != 2 or a.dim() < 1 or a.shape[-1] != b.shape[1]:

@@ -12,6 +12,8 @@ from .generator import abi
 if TYPE_CHECKING:
     from types import ModuleType
 
+CUDA_STATE = tuple(getattr(torch._C, name, None) for name in ("_cuda_getDevice", "_cuda_isCurrentStreamCapturing"))
+"""The index of the current device, and whether its current stream is captured; None where torch was built without CUDA."""
 REMEDY = "install a C++ compiler and Python's headers (python3-dev), then cutlass_sk again"
 
 
@@ -33,7 +35,7 @@ def _load() -> tuple[ModuleType | None, str]:
     if exchange is None:
         return None, f"torch {torch.__version__} has no DLPack functions for C; 2.11 and later have them"
     try:
-        _native.bind(torch.Tensor, exchange, increment)
+        _native.bind(torch.Tensor, exchange, increment, *CUDA_STATE)
     except (RuntimeError, ValueError) as error:
         return None, str(error)
     return _native, ""

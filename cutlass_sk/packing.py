@@ -14,7 +14,7 @@ import torch
 
 from . import env, prebuilt
 from .device import Device, real
-from .errors import KernelError, LaunchError, ToolchainError
+from .errors import CacheError, CompileError, KernelError, LaunchError, ToolchainError
 from .generator import abi
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -22,7 +22,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 _guard = threading.Lock()
 _functions: dict[str, Callable[..., int] | None] = {}
-"""By compile target; None where no library came compiled and there is no compiler."""
+"""By compile target; None where no library came compiled and none can be built."""
 
 
 def _forget_guard() -> None:
@@ -107,7 +107,16 @@ def repeated(packed: Sequence[abi.PackMatrixStruct | None], device: Device) -> t
 
 
 def _target(device: Device) -> str:
+    """What is compiled for: any code for an older GPU of the same major number would do."""
     return "90a" if device.generation == "sm90a" else "80"
+
+
+def _prebuilt(device: Device) -> Path | None:
+    """A library that came compiled for ``device`` and packs, for whichever target its kernels are."""
+    major, minor = device.capability
+    own = f"{major}{minor}"
+    found = (prebuilt.find_packing(target) for target in dict.fromkeys((_target(device), own, "80")))
+    return next((library for library in found if library is not None), None)
 
 
 def _function(device: Device) -> Callable[..., int] | None:
@@ -122,9 +131,9 @@ def _function(device: Device) -> Callable[..., int] | None:
 
 def _found(device: Device) -> Callable[..., int] | None:
     try:
-        return load(prebuilt.find_packing(_target(device)) or build(device))
-    except ToolchainError as error:
-        warnings.warn(f"cutlass_sk: operands are packed by torch, a copy each, for want of a compiler: {error}", stacklevel=2)
+        return load(_prebuilt(device) or build(device))
+    except (ToolchainError, CompileError, CacheError) as error:
+        warnings.warn(f"cutlass_sk: operands are packed by torch, a copy each; the kernel cannot be had: {error}", stacklevel=2)
         return None
 
 

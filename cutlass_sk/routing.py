@@ -108,9 +108,11 @@ _within = threading.local()
 def override(*, cpu: bool = False, loop_flop: float = LOOP_FLOP) -> Iterator[Report]:
     """Routes products of torch to our kernels until it is left, also by an exception; gives a Report, which prints.
 
-    It holds in all threads of the process, for backward runs in threads of its own. Of several that are open the last one decides
-    and counts. Routed are dense products with kernels (``supported_dtypes``), on CUDA. All others run in torch, and the report says
-    why. Results are as near to exact ones as cuBLAS's, and not the same bits. A CUDA graph captured meanwhile keeps our kernels.
+    It holds in all threads of the process, for backward runs in threads of its own; open and leave it while no other thread
+    multiplies, for torch takes a kernel away without waiting for those that are about to call it. Of several that are open the last
+    one decides and counts. Routed are dense products with kernels (``supported_dtypes``), on CUDA. All others run in torch, and the
+    report says why.
+    Results are as near to exact ones as cuBLAS's, and not the same bits. A CUDA graph captured meanwhile keeps our kernels.
 
     cpu         route CPU products, too, to the slow reference: for tests
     loop_flop   the least FLOP of a product in a batch that is routed; a batch is a launch a product
@@ -151,7 +153,7 @@ def _kernel(name: str, theirs: Any) -> Callable[..., Any]:
     run, in_place = _RUN.get(operator), name.endswith("_")
 
     def kernel(keys: torch._C.DispatchKeySet, *arguments: Any, **keywords: Any) -> Any:
-        entry = _open[-1] if _open and not getattr(_within, "ours", False) else None
+        entry = None if getattr(_within, "ours", False) else next(reversed(_open), None)
         seen = None if entry is None else _recognised(entry, name, operator, arguments, keywords)
         if seen is None:
             return theirs.call_boxed(keys, *arguments, **keywords)
@@ -225,6 +227,8 @@ def _why_not(entry: _Override, product: Product, arguments: tuple[Any, ...], key
     out = keywords.get("out")
     if out is not None and tuple(out.shape) != shape:
         return "out is resized"
+    if product.out_dtype != product.dtype and not any(isinstance(x, torch.dtype) for x in (*arguments, *keywords.values())):
+        return "out of another dtype"
     if product.operator == "addmm":
         input = arguments[0]
         if input.dtype != product.out_dtype or any(

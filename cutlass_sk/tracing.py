@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .aten import Product, read
 from .device import Device, resolve
-from .errors import DeviceError, DtypeError
+from .errors import DeviceError, DtypeError, PlanError
 from .plan import Plan
 from .products import gemm_of
 
@@ -224,7 +224,10 @@ def _plan(product: Product, device: Device) -> tuple[Plan | None, str]:
         gemm = gemm_of(product.dtype, product.out_dtype)
     except DtypeError:
         return None, f"no kernel for {_name(product.dtype)} into {_name(product.out_dtype)}"
-    return gemm._plan(product.m, product.n, product.k, device, product.layouts), ""
+    try:
+        return gemm._plan(product.m, product.n, product.k, device, product.layouts), ""
+    except PlanError as error:
+        return None, str(error)
 
 
 def _measured(row: Row) -> Row:

@@ -186,6 +186,43 @@ def test_an_operand_that_is_not_packed_is_used_as_it_lies(recorder: Recorder) ->
         table.add(a, b, c, recorder.address, 1, None, 0, 0, False, packer.address, b"short")
 
 
+@needs_native
+@pytest.mark.parametrize(
+    ("current", "capturing", "partials", "packs_it"), [(0, True, 0, True), (1, False, 0, False), (0, True, 8, False)]
+)
+def test_nothing_is_packed_for_a_launch_that_would_be_refused(
+    current: int, capturing: bool, partials: int, packs_it: bool, recorder: Recorder
+) -> None:
+    """On another device than the current one, or in a capture, where a call that shares tiles needs memory of the graph."""
+    a, b, c = operands()
+    packer = Packer()
+    table = native.Calls(16, None)  # type: ignore[union-attr]
+    given = packs((a, torch.zeros(32, 24).half()[:, :16]), None)
+    table.add(a, b, c, recorder.address, 1, None, partials, 0, True, packer.address, given)
+    if partials:
+        native.set_workspace(0, 0, 1, partials, 1, 64, None)  # type: ignore[union-attr]
+    exchange = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
+    increment = torch._C._increment_version
+    try:
+        native.bind(torch.Tensor, exchange, increment, lambda: current, lambda: capturing)  # type: ignore[union-attr]
+        assert (table.repeat(a, b, c, 1.0, 0.0) is c) == packs_it
+    finally:
+        native.bind(torch.Tensor, exchange, increment, *extension.CUDA_STATE)  # type: ignore[union-attr]
+    assert len(packer.given) == len(recorder.calls) == int(packs_it)
+
+
+@needs_native
+def test_packing_takes_no_more_memory_than_it_needs(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c = torch.zeros(100, 101).double(), torch.zeros(101, 48).double(), torch.zeros(100, 48).double()
+    packer, framed = Packer(), torch.zeros(100, 102).double()[:, :101]
+    table = native.Calls(16, None)  # type: ignore[union-attr]
+    table.add(a, b, c, recorder.address, 1, None, 0, 0, True, packer.address, packs((a, framed), None))
+    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
+        assert table.repeat(a, b, c, 1.0, 0.0) is c
+    (made,) = [event for event in profile.events() if event.name == "aten::new_empty"]
+    assert 100 * 102 * 8 <= made.cpu_memory_usage <= 100 * 102 * 8 + 256
+
+
 def wrapped(table: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, transform: Callable[..., Any]) -> list[Any]:
     answers: list[Any] = []
 
@@ -544,9 +581,9 @@ def test_functions_of_another_version_are_refused() -> None:
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     with pytest.raises(RuntimeError, match=r"version 2\.0"):
-        native.bind(torch.Tensor, make(ctypes.addressof(table), name, None), print)  # type: ignore[union-attr]
+        native.bind(torch.Tensor, make(ctypes.addressof(table), name, None), print, None, None)  # type: ignore[union-attr]
     with pytest.raises(ValueError):
-        native.bind(torch.Tensor, make(ctypes.addressof(table), b"other", None), print)  # type: ignore[union-attr]
+        native.bind(torch.Tensor, make(ctypes.addressof(table), b"other", None), print, None, None)  # type: ignore[union-attr]
 
 
 # Workspaces, on the CPU.

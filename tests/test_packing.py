@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from cutlass_sk import packing
 from cutlass_sk.device import PRESETS
-from cutlass_sk.errors import KernelError
+from cutlass_sk.errors import CacheError, CompileError, KernelError, ToolchainError
 from cutlass_sk.generator import abi
 
 
@@ -82,3 +84,40 @@ def test_the_library_is_built_and_refuses_what_it_does_not_pack() -> None:
     assert library.stat().st_size < 1 << 20
     with pytest.raises(KernelError, match="cannot be loaded"):
         packing.load(library.with_name("kernel.cu"))
+
+
+def test_a_library_that_came_compiled_for_the_gpu_s_own_target_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    a10 = dataclasses.replace(PRESETS["a100"], name="A10", capability=(8, 6))
+    has: set[str] = set()
+
+    def find(target: str) -> Path | None:
+        return Path(f"{target}.so") if target in has else None
+
+    monkeypatch.setattr(packing.prebuilt, "find_packing", find)
+    for device, there, found in (
+        (a10, {"86"}, "86.so"),
+        (a10, {"90a", "80"}, "80.so"),
+        (PRESETS["h200"], {"90"}, "90.so"),
+        (PRESETS["h200"], {"90", "90a"}, "90a.so"),
+    ):
+        has = there
+        assert packing._prebuilt(device) == Path(found)
+    has = set()
+    assert packing._prebuilt(a10) is None
+
+
+SAID = "it cannot be built"
+FAILED = CompileError(SAID, command="nvcc", log="", source=Path("kernel.cu"))
+
+
+@pytest.mark.parametrize("error", [ToolchainError(SAID), FAILED, CacheError(SAID)], ids=lambda error: type(error).__name__)
+def test_where_the_kernel_cannot_be_had_torch_packs(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> Path:
+        raise error
+
+    monkeypatch.setattr(packing, "_functions", {})
+    monkeypatch.setattr(packing, "_prebuilt", lambda _: None)
+    monkeypatch.setattr(packing, "build", missing)
+    with pytest.warns(UserWarning, match="packed by torch, a copy each; the kernel cannot be had: it cannot be built"):
+        assert packing._function(PRESETS["h200"]) is None
+    assert packing._function(PRESETS["h200"]) is None  # and asks no more

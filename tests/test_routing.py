@@ -117,6 +117,10 @@ def test_errors_of_torch_stay_torch_s() -> None:
                 call()
             assert not isinstance(raised.value, errors.Error)
     assert not report.counts
+    a = torch.ones(8, 8, dtype=torch.float16)
+    with override(cpu=True) as report, pytest.raises(RuntimeError, match="dtype"):
+        torch.mm(a, a, out=torch.empty(8, 8))
+    assert report.reasons == {"out of another dtype": 1}
 
 
 def test_all_is_restored_also_after_an_exception_and_in_any_order() -> None:

@@ -12,7 +12,7 @@ import torch
 from command_line import CommandLine
 
 from cutlass_sk import Gemm, linear, matmul, trace
-from cutlass_sk.aten import Product
+from cutlass_sk.aten import Product, read
 from cutlass_sk.errors import DeviceError
 from cutlass_sk.tracing import COLUMNS, recording
 
@@ -96,6 +96,17 @@ def test_what_has_no_kernel_says_so() -> None:
     notes = {row.product.m + (row.product.dtype == HALF): row.note for row in made.rows}
     assert sorted(notes.values()) == ["", "no elements", "no kernel for float32 into float32"]
     assert made.rows[0].note == "" and "2 without a kernel, not counted" in made.summary
+
+
+def test_what_cannot_be_planned_does_not_end_a_trace() -> None:
+    """Sparse operands, and sizes beyond 32 bits; nested ones are no product that is known."""
+    a, nested = torch.randn(8, 8), torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)])
+    assert read("bmm", (nested, nested), {}) is None
+    far = torch.empty(1 << 31, 8, dtype=torch.float16, device="meta")
+    made = trace(lambda: (a @ a.to_sparse_csr(), a.to_sparse() @ a, far @ far[:8]), device="h200")
+    (row,) = [row for row in made.rows if row.product.dtype == torch.float16]
+    assert row.plan is None and "m=2147483648 must be a whole number" in row.note
+    assert all(row.product.device == "meta" for row in made.rows)
 
 
 def test_csv_html_and_table_say_the_same() -> None:

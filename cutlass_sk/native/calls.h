@@ -48,10 +48,11 @@ struct Matrix {
   uint32_t dtype = 0;  ///< code, bits, lanes
   DLDevice device{};
 
+  int64_t element_bytes() const { return int64_t((dtype >> 8 & 0xff) / 8); }
   /// How far the elements reach from the address.
   int64_t reach_bytes() const {
     if (size[0] == 0 || size[1] == 0) return 0;
-    return ((size[0] - 1) * stride[0] + (size[1] - 1) * stride[1] + 1) * int64_t((dtype >> 8 & 0xff) / 8);
+    return ((size[0] - 1) * stride[0] + (size[1] - 1) * stride[1] + 1) * element_bytes();
   }
 };
 

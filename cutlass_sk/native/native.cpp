@@ -22,7 +22,9 @@ struct Torch {
   PyObject* is_neg = nullptr;
   PyObject* new_empty = nullptr;
   PyObject* increment_version = nullptr;
-  PyObject* requires_grad = nullptr;  ///< the attribute's name
+  PyObject* current_device = nullptr;  ///< None where torch knows no GPU
+  PyObject* is_capturing = nullptr;    ///< likewise
+  PyObject* requires_grad = nullptr;   ///< the attribute's name
 } torch;
 
 WorkspaceTable& workspaces() {
@@ -95,11 +97,22 @@ Reference allocate(PyObject* a, int64_t m, int64_t n, PyObject* keywords) {
   return arguments ? Reference::taken(PyObject_Call(torch.new_empty, arguments.get(), keywords)) : Reference();
 }
 
+/// Whether a pack may be launched: the device is the current one, and what follows, which for shared tiles refuses to be captured,
+/// will be launched, too.
+bool may_pack(Call const& call, int32_t device) {
+  if (torch.current_device == Py_None) return true;
+  Reference const current = Reference::taken(PyObject_CallNoArgs(torch.current_device));
+  if (!current || PyLong_AsLong(current.get()) != device) return false;
+  if (call.partials_bytes == 0) return true;
+  return Reference::taken(PyObject_CallNoArgs(torch.is_capturing)).get() == Py_False;
+}
+
 /// Fills in where operands are packed from and to, and makes the launch read the copies; false if there is no memory. `owner` holds
 /// it until the launch is enqueued: what torch gives it to later comes later on the stream.
-bool add_packing(Packing const& packing, PyObject* like, CutlassSkAddresses& addresses, CutlassSkPack& pack, Reference& owner) {
+bool add_packing(Packing const& packing, PyObject* like, int64_t element_bytes, CutlassSkAddresses& addresses, CutlassSkPack& pack,
+                 Reference& owner) {
   Matrix memory;
-  owner = allocate(like, 1, (packing.bytes(0) + packing.bytes(1)) / 2, nullptr);  // elements have 2 bytes or more
+  owner = allocate(like, 1, (packing.bytes(0) + packing.bytes(1)) / element_bytes, nullptr);
   if (!owner || !view(owner.get(), memory)) return false;
   pack = packing.given;
   pack.stream = addresses.stream;
@@ -198,7 +211,10 @@ PyObject* repeat(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   Reference workspace, copies;
   if (call.partials_bytes > 0 && !add_workspace(call, device.device_id, addresses, workspace)) return not_taken();
   CutlassSkPack pack{};
-  if (call.packing.function != nullptr && !add_packing(call.packing, a, addresses, pack, copies)) return not_taken();
+  if (call.packing.function != nullptr) {
+    if (!may_pack(call, device.device_id)) return not_taken();
+    if (!add_packing(call.packing, a, at_a.element_bytes(), addresses, pack, copies)) return not_taken();
+  }
   if (launch(call, addresses, pack) != CUTLASS_SK_OK) return not_taken();
 
   if (!allocates) {  // the kernel wrote behind torch's back: let autograd see it
@@ -299,8 +315,10 @@ PyType_Slot calls_slots[] = {
 PyType_Spec calls_spec = {"cutlass_sk._native.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT, calls_slots};
 
 PyObject* bind(PyObject*, PyObject* arguments) {
-  PyObject *tensor_type, *capsule, *increment_version;
-  if (!PyArg_ParseTuple(arguments, "OOO:bind", &tensor_type, &capsule, &increment_version)) return nullptr;
+  PyObject *tensor_type, *capsule, *increment_version, *current_device, *is_capturing;
+  if (!PyArg_ParseTuple(arguments, "OOOOO:bind", &tensor_type, &capsule, &increment_version, &current_device, &is_capturing)) {
+    return nullptr;
+  }
   auto const* const found = static_cast<DLPackExchangeAPI const*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (found == nullptr) return nullptr;
   if (found->header.version.major != 1 || found->dltensor_from_py_object_no_sync == nullptr) {
@@ -312,9 +330,9 @@ PyObject* bind(PyObject*, PyObject* arguments) {
   Reference new_empty = Reference::taken(PyObject_GetAttrString(tensor_type, "new_empty"));
   Reference requires_grad = Reference::taken(PyUnicode_InternFromString("requires_grad"));
   if (!is_neg || !new_empty || !requires_grad) return nullptr;
-  Py_INCREF(tensor_type);
-  Py_INCREF(increment_version);
-  torch = {found, tensor_type, is_neg.release(), new_empty.release(), increment_version, requires_grad.release()};
+  for (PyObject* object : {tensor_type, increment_version, current_device, is_capturing}) Py_INCREF(object);
+  torch = {found,          tensor_type,  is_neg.release(),       new_empty.release(), increment_version,
+           current_device, is_capturing, requires_grad.release()};
   Py_RETURN_NONE;
 }
 
