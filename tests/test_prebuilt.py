@@ -15,7 +15,7 @@ from command_line import CommandLine
 
 import cutlass_sk.kernel as kernel_module
 from cutlass_sk import Gemm, gemm, prebuilt
-from cutlass_sk.errors import DtypeError, KernelError
+from cutlass_sk.errors import DtypeError, EnvironmentVariableError, KernelError
 from cutlass_sk.generator import abi, families
 from cutlass_sk.generator.catalog import LAYOUTS
 from cutlass_sk.generator.spec import KernelSpec
@@ -133,9 +133,14 @@ def test_a_damaged_description_is_one_clear_error(text: str, folder: Path) -> No
 
 
 def test_a_folder_without_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (tmp_path, tmp_path / "absent"):
-        monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(place))
-        assert prebuilt.libraries() == [] and prebuilt.find(WIDE, "90a") is None
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
+    assert prebuilt.libraries() == [] and prebuilt.find(WIDE, "90a") is None
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path / "absent"))
+    with pytest.raises(EnvironmentVariableError, match=r"CUTLASS_SK_PREBUILT_DIR='.*absent' .* no such folder"):
+        prebuilt.find(WIDE, "90a")
 
 
 def test_size_weighs_them(folder: Path, cutlass_sk: CommandLine) -> None:

@@ -99,6 +99,14 @@ def libraries(place: Path | None = None) -> list[Library]:
     return list(_libraries(place or folder()))
 
 
+def verify() -> None:
+    """Raises KernelError as ``find`` does if any library is damaged, whichever kernel is asked for."""
+    place = folder()
+    for library in _libraries(place):
+        if library.usable:
+            _check(place / library.file, library.bytes, library.sha256)
+
+
 @lru_cache(maxsize=1)
 def sources_digest() -> str:
     """Digest of all that decides a kernel's machine code, compiler and CUTLASS aside: our headers, the emitter and nvcc's flags."""
