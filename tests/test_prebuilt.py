@@ -15,7 +15,7 @@ from command_line import CommandLine
 
 import cutlass_sk.kernel as kernel_module
 from cutlass_sk import Gemm, gemm, prebuilt
-from cutlass_sk.errors import DtypeError, EnvironmentVariableError, KernelError
+from cutlass_sk.errors import DtypeError, EnvironmentVariableError, KernelError, PlanError, ToolchainError
 from cutlass_sk.generator import abi, families
 from cutlass_sk.generator.catalog import LAYOUTS
 from cutlass_sk.generator.spec import KernelSpec
@@ -100,6 +100,33 @@ def test_compile_builds_only_what_is_left(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gemm, "build", lambda specs, architecture, progress: asked.extend(specs))
     Gemm("float16", device="h200", kernels=[WIDE]).compile()
     assert asked == [WIDE.with_layouts(*layouts) for layouts in LAYOUTS if layouts not in (("t", "t"), ("t", "n"))]
+
+
+def test_compile_builds_the_layouts_that_are_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[KernelSpec] = []
+    monkeypatch.setattr(gemm, "build", lambda specs, architecture, progress: asked.extend(specs))
+    product = Gemm("float16", device="h200", kernels=[WIDE])
+    product.compile(layouts=["tt", "tn"])
+    assert asked == []
+    product.compile(layouts=("tn", "nn"))
+    assert asked == [WIDE.with_layouts("n", "n")]
+    for wrong in ("tt", [], ["t"], ["tt", "xx"], [("t", "t")]):
+        with pytest.raises(PlanError, match="must be a list of some of tt, tn, nt, nn"):
+            product.compile(layouts=wrong)  # type: ignore[arg-type]
+
+
+def test_without_a_compiler_the_missing_kernel_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_SK_NVCC", str(folder / "nvcc"))
+    said = rf"{OTHER.name}.* for sm_90a did not come compiled in {folder}, whose libraries have 2 others, .*CUTLASS_SK_NVCC"
+    with pytest.raises(ToolchainError, match=said):
+        load_kernel(OTHER, "90a")
+    with pytest.raises(ToolchainError, match=said.replace(".*", " and 3 more", 1)):
+        Gemm("float16", device="h200", kernels=[OTHER]).compile()
+    (folder / "float16_float16_90a.json").unlink()
+    prebuilt._libraries.cache_clear()
+    with pytest.raises(ToolchainError) as error:  # nothing came compiled, nothing to be said of that
+        Gemm("float16", device="h200", kernels=[OTHER]).compile()
+    assert "did not come" not in str(error.value)
 
 
 @pytest.mark.parametrize("change", [{"sources": "others"}, {"abi": abi.ABI_VERSION + 1}])
