@@ -149,7 +149,7 @@ class Gemm:
         splits           parts each tile is cut in (implies split_k); more than there are k-tiles counts as one a k-tile
         sms              how many SMs to plan for
         sk_tiles         with stream_k: how many tiles to share; all of them: basic Stream-K
-        sk_units         with stream_k: in how many shares
+        sk_units         with stream_k: in how many shares; more than the shared tiles have k-tiles counts as one a k-tile
         reduction_mode   ``deterministic`` (same call, same bits) or ``nondeterministic`` (partials added as they arrive)
         raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
         raster_swizzle   width, in work tiles, of the strips in which tiles are visited
