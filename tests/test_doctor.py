@@ -154,7 +154,7 @@ def test_a_damaged_description_of_compiled_kernels(doctor: Doctor, monkeypatch: 
     forget()
     for doctor.torch_finds, doctor.driver in ((True, Driver((13, 0), "", 1)), (False, Driver())):
         status, findings = doctor()
-        assert status == 1 and not findings["run"]["works"]
+        assert status == 1 and not findings["run"]["works"] and "cannot be used" in findings["run"]["value"]
         assert "install cutlass_sk again" in findings["compiled kernels"]["remedy"]
 
 

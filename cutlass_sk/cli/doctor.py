@@ -64,7 +64,7 @@ def doctor(as_json: JsonOption = False) -> None:
         Finding("plan", True, "plans for this GPU, and for presets" if runs else "plans for presets, such as h200"),
         Finding("CPU tensors", True, "multiplied by the reference, slowly"),
         Finding("build", compiles, "compiles kernels" if compiles else "cannot compile kernels", "" if compiles else "see above"),
-        Finding("run", works, _run_verdict(runs, compiles, works, targets), "" if works else "see above"),
+        Finding("run", works, _run_verdict(runs, compiles, works, came, targets), "" if works else "see above"),
     ]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
@@ -73,8 +73,10 @@ def doctor(as_json: JsonOption = False) -> None:
     raise typer.Exit(0 if works or (compiles and driver.gpus == 0 and came.works is not False) else 1)
 
 
-def _run_verdict(runs: bool, compiles: bool, works: bool, targets: list[str]) -> str:
-    """``targets``: what kernels came compiled for."""
+def _run_verdict(runs: bool, compiles: bool, works: bool, came: Finding, targets: list[str]) -> str:
+    """``came``: the finding on kernels that came compiled, for ``targets``."""
+    if came.works is False:
+        return "nothing, while kernels that came compiled cannot be used"
     if works and not compiles:
         return "runs the kernels that came compiled, and can compile no others"
     if runs:

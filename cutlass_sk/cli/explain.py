@@ -59,9 +59,11 @@ def explain(
 
 def explanation_record(explanation: Explanation, shown: tuple[Candidate, ...], times: list[float] | None) -> dict[str, Any]:
     """The same as the table and the sentences say, for programs; ``terms_us`` has a ``total``, which its terms do not add up to."""
-    candidates = [{"bound": one.bound, "terms_us": one.terms._asdict(), "plan": plan_record(one.plan)} for one in shown]
-    for row, measured in enumerate(times or ()):
-        candidates[row]["measured_us"] = measured
+    measured = [{}] * len(shown) if times is None else [{"measured_us": time} for time in times]
+    candidates = [
+        {"bound": one.bound, "terms_us": one.terms._asdict(), **time, "plan": plan_record(one.plan)}
+        for one, time in zip(shown, measured, strict=True)
+    ]
     return {
         **{name: getattr(explanation, name) for name in ("m", "n", "k", "device", "constants")},
         "candidate_count": len(explanation.candidates),
