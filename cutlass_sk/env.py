@@ -43,11 +43,18 @@ def _absolute_path(text: str) -> Path:
     return path
 
 
+def _existing_folder(text: str) -> Path:
+    path = _absolute_path(text)
+    if not path.is_dir():
+        raise ValueError("there is no such folder")
+    return path
+
+
 def _switch(text: str) -> bool:
     try:
         return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
     except KeyError:
-        raise ValueError("it must be 1 or 0") from None
+        raise ValueError("it must be 1, true or yes, or else 0, false or no") from None
 
 
 def _jobs(text: str) -> int:
@@ -79,7 +86,7 @@ CALIBRATION = Variable[Path | None](
 )
 PREBUILT_DIR = Variable[Path | None](
     "CUTLASS_SK_PREBUILT_DIR",
-    _absolute_path,
+    _existing_folder,
     None,
     "Absolute path of the folder of kernels that came compiled, from cutlass-sk build -o; default: those in the installed package.",
 )
@@ -110,6 +117,7 @@ def unknown() -> dict[str, str]:
     """Variables that are set and begin as ours do, and mean nothing; with the most similar one that does, or an empty text."""
     from difflib import get_close_matches
 
-    names = [variable.name for variable in VARIABLES]
-    strange = [name for name in os.environ if name.startswith(PREFIX) and name not in names]
-    return {name: next(iter(get_close_matches(name, names, 1, 0.8)), "") for name in strange}
+    ours = {variable.name.removeprefix(PREFIX): variable.name for variable in VARIABLES if variable.name.startswith(PREFIX)}
+    strange = [name for name in os.environ if name.startswith(PREFIX) and name not in ours.values()]
+    similar = {name: get_close_matches(name.removeprefix(PREFIX), ours, 1, 0.7) for name in strange}
+    return {name: ours[found[0]] if found else "" for name, found in similar.items()}

@@ -75,7 +75,10 @@ class Explanation:
         return next((one for one in self.candidates if one.plan.kernel != self.plan.kernel), None)
 
     def why(self) -> str:
-        """Sentences: what bounds the winner, and what it gains over its own kernel data-parallel and over the next kernel."""
+        """Sentences: what bounds the winner, and what it gains over its own kernel data-parallel and over the next kernel.
+
+        What another one has more of in a term may be longer than it takes more: the terms overlap.
+        """
         first = self.candidates[0]
         sentences = [f"{first} is expected to take {first.time_us:.1f} us, most of it for {BOUNDS[first.bound]}."]
         plain = self.data_parallel
@@ -85,6 +88,8 @@ class Explanation:
             sentences.append(f"Sharing k, the same kernel would take {shared[1].time_us:.1f} us{_difference(first, shared[1])}.")
         if (other := self.next_kernel) is not None:
             sentences.append(f"The next kernel, {other}, would take {other.time_us:.1f} us{_difference(first, other)}.")
+        if len(sentences) > 1:
+            sentences.append("Terms overlap, so that one may differ by more than the times do.")
         return " ".join(sentences)
 
     def __str__(self) -> str:

@@ -149,7 +149,7 @@ class Gemm:
         splits           parts each tile is cut in (implies split_k); more than there are k-tiles counts as one a k-tile
         sms              how many SMs to plan for
         sk_tiles         with stream_k: how many tiles to share; all of them: basic Stream-K
-        sk_units         with stream_k: in how many shares
+        sk_units         with stream_k: in how many shares; more than the shared tiles have k-tiles counts as one a k-tile
         reduction_mode   ``deterministic`` (same call, same bits) or ``nondeterministic`` (partials added as they arrive)
         raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step
         raster_swizzle   width, in work tiles, of the strips in which tiles are visited
@@ -183,17 +183,22 @@ class Gemm:
         kernels = [spec.with_layouts(layout_a, layout_b) for spec in self._variants_on(device)]
         return _explain.explain(m, n, k, kernels, device)
 
-    def compile(self, *, progress: bool | None = None) -> None:
-        """Builds every kernel of this Gemm ahead, in all four operand layouts, into the cache, but for those that came compiled.
+    def compile(self, *, layouts: Sequence[str] | None = None, progress: bool | None = None) -> None:
+        """Builds every kernel of this Gemm ahead, into the cache, but for those that came compiled.
 
-        Needs nvcc where there are others; needs no GPU.
+        layouts    of a and b: some of ``tt``, ``tn``, ``nt`` and ``nn``, t row-major and n column-major; default all four
+        progress   whether standard error shows what compiles; default only if it is a terminal
+
+        Needs nvcc where there are others; needs no GPU. Raises PlanError for other layouts, and what building a kernel raises.
         """
+        chosen = _layouts_named(layouts)
         device = resolve(self._device)
-        specs = [spec.with_layouts(*layouts) for spec in binaries_of(self._variants_on(device)) for layouts in LAYOUTS]
+        specs = [spec.with_layouts(*pair) for spec in binaries_of(self._variants_on(device)) for pair in chosen]
         for architecture in sorted({device.architecture(spec) for spec in specs}):
             left = [s for s in specs if device.architecture(s) == architecture and prebuilt.find(s, architecture) is None]
             if left:
-                build(left, architecture, progress=progress)
+                with prebuilt.naming_the_missing(left, architecture):
+                    build(left, architecture, progress=progress)
 
     def run(
         self,
@@ -381,6 +386,18 @@ class Gemm:
 def _layouts(a: torch.Tensor, b: torch.Tensor) -> tuple[Layout, Layout]:
     """How a and b lie: how far their rows are apart decides what loading them costs."""
     return ("n" if operands.is_column_major(a) else "t"), ("n" if operands.is_column_major(b) else "t")
+
+
+def _layouts_named(names: Sequence[str] | None) -> Sequence[tuple[Layout, Layout]]:
+    """Layouts of a and b, ``tn`` for row-major a and column-major b; all of them for None."""
+    known = {a + b: (a, b) for a, b in LAYOUTS}
+    if names is None:
+        return LAYOUTS
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name in known for name in names):
+        raise PlanError(
+            f"layouts={names!r} must be a list of some of {', '.join(known)}: row-major (t) or column-major (n) a and b"
+        )
+    return [known[name] for name in names]
 
 
 def _of_sums(spec: KernelSpec) -> KernelSpec:

@@ -207,7 +207,8 @@ def load_kernel(spec: KernelSpec, architecture: str) -> Kernel:
 def _load(spec: KernelSpec, architecture: str) -> Kernel:
     if found := prebuilt.find(spec, architecture):
         return Kernel(found.library, found.suffix)
-    library = build_one(spec, architecture).library
+    with prebuilt.naming_the_missing([spec], architecture):
+        library = build_one(spec, architecture).library
     try:
         return Kernel(library)
     except KernelError:

@@ -209,9 +209,9 @@ def _named(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Iterator
 
 def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise OperandError(
-            f"{name} is a {type(tensor).__name__}, not a torch.Tensor; torch.from_dlpack({name}) wraps arrays without a copy"
-        )
+        array = hasattr(tensor, "__dlpack__")
+        remedy = f"; torch.from_dlpack({name}) wraps it without a copy" if array else ""
+        raise OperandError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor{remedy}")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise OperandError(f"{name} is a {kind} tensor; convert it to a plain one (to_dense(), dequantize())")

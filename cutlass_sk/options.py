@@ -22,7 +22,7 @@ class Options:
     splits           parts each tile is cut in (implies split_k); more than there are k-tiles counts as one a k-tile
     sms              grid width: how many SMs to plan for, at most those of the device
     sk_tiles         with stream_k: how many tiles to share (all of them: basic Stream-K); rounded up to whole clusters
-    sk_units         with stream_k: in how many shares
+    sk_units         with stream_k: in how many shares; more than the shared tiles have k-tiles counts as one a k-tile
     reduction_mode   ``deterministic``: partials are added in a fixed order, so that the same call gives the same bits.
                      ``nondeterministic`` lets a kernel add them as they arrive; 2.x kernels keep the fixed order.
     raster_order     ``along_m`` or ``along_n``: the direction in which consecutive tiles step

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from . import operands
-from .dtypes import name_of
-from .errors import OperandError
+from .dtypes import name_of, supported_dtypes
+from .errors import DtypeError, OperandError
 from .gemm import Gemm
+from .generator.catalog import DTYPES
 
 Dtype = torch.dtype | None
 
@@ -19,6 +20,11 @@ def gemm_of(dtype: torch.dtype, out_dtype: Dtype) -> Gemm:
     """The Gemm that all operators share. Raises DtypeError where no kernel exists."""
     found = gemms.get((dtype, out_dtype))
     if found is None:
+        if (dtype, out_dtype or dtype) not in supported_dtypes():
+            raise DtypeError(
+                f"no kernel multiplies {dtype} operands into {out_dtype or dtype}; cast them, as x.to(torch.bfloat16) does: "
+                f"there are {', '.join(f'{inputs} -> {out}' for inputs, out in DTYPES)}"
+            )
         same = gemms.setdefault((dtype, out_dtype or dtype), Gemm(dtype, out_dtype=out_dtype))
         found = gemms.setdefault((dtype, out_dtype), same)
     return found

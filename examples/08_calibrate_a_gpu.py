@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
+if not torch.cuda.is_available():
+    raise SystemExit("constants are measured on a GPU, and torch finds none")
+
 CUTLASS_SK = Path(sys.executable).with_name("cutlass-sk")
 
 with TemporaryDirectory() as folder:

@@ -26,7 +26,8 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         built.append(sources)
         return 1.0, 2.0
 
-    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path / "libraries"))
+    (libraries := tmp_path / "libraries").mkdir()
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(libraries))
     monkeypatch.setattr(build_time, "cold", cold)
     monkeypatch.setattr(build_time, "plain_nvcc", lambda source: (3.0, 4.0))
     wheel, output = tmp_path / "one.whl", tmp_path / "build.json"

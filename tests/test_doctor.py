@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 import torch
 from command_line import CommandLine
 
-from cutlass_sk import extension, prebuilt
+from cutlass_sk import env, extension, prebuilt
 from cutlass_sk.cli import driver as driver_module
 from cutlass_sk.cli.driver import Driver, find_driver
 from cutlass_sk.device import PRESETS
@@ -49,6 +50,8 @@ class Doctor:
 @pytest.fixture
 def doctor(cutlass_sk: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Doctor:
     monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(tmp_path / "cache"))
+    (libraries := tmp_path / "libraries").mkdir()  # none, though some may have come with the sources
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(libraries))
     return Doctor(cutlass_sk, monkeypatch)
 
 
@@ -103,21 +106,29 @@ def test_a_gpu_without_kernels(capability: tuple[int, int], doctor: Doctor) -> N
     assert ("those for 10.0 are compiled, never run" in findings["GPU"]["remedy"]) == (capability >= (10, 0))
 
 
-def library(folder: Path, **changes: str) -> None:
+def library(folder: Path, **changes: str) -> Path:
+    path = folder / "float16_float16_90a.so"
+    path.write_bytes(b"kernels")
     described = prebuilt.Library(
-        file="float16_float16_90a.so",
+        file=path.name,
         architecture="90a",
         dtype="float16",
         out_dtype="float16",
         kernels=("one", "two"),
-        bytes=0,
-        sha256="",
+        bytes=7,
+        sha256=hashlib.sha256(b"kernels").hexdigest(),
         abi=abi.ABI_VERSION,
         sources=prebuilt.sources_digest(),
         versions={},
     )
-    (folder / "float16_float16_90a.json").write_text(replace(described, **changes).to_json())  # type: ignore[arg-type]
-    prebuilt._libraries.cache_clear()
+    path.with_suffix(".json").write_text(replace(described, **changes).to_json())  # type: ignore[arg-type]
+    forget()
+    return path
+
+
+def forget() -> None:
+    for cached in (prebuilt._libraries, prebuilt._by_kernel, prebuilt._check):
+        cached.cache_clear()
 
 
 def test_kernels_that_came_compiled_need_no_compiler(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,16 +145,44 @@ def test_kernels_that_came_compiled_need_no_compiler(doctor: Doctor, monkeypatch
     doctor.capability = (9, 0)
     library(tmp_path, sources="others")
     status, findings = doctor()
-    assert status == 1 and findings["compiled kernels"]["value"] == "none came with this installation"
+    assert status == 1 and findings["compiled kernels"]["value"] == f"none for these sources in {tmp_path}"
 
 
 def test_a_damaged_description_of_compiled_kernels(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
     (tmp_path / "float16_float16_90a.json").write_text("{")
-    prebuilt._libraries.cache_clear()
+    forget()
+    for doctor.torch_finds, doctor.driver in ((True, Driver((13, 0), "", 1)), (False, Driver())):
+        status, findings = doctor()
+        assert status == 1 and not findings["run"]["works"] and "cannot be used" in findings["run"]["value"]
+        assert "install cutlass_sk again" in findings["compiled kernels"]["remedy"]
+
+
+def test_a_damaged_library(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
+    with library(tmp_path).open("ab") as file:
+        file.write(b".")
     status, findings = doctor()
     assert status == 1 and not findings["run"]["works"]
-    assert "install cutlass_sk again" in findings["compiled kernels"]["remedy"]
+    assert "float16_float16_90a.so is damaged" in findings["compiled kernels"]["remedy"]
+
+
+def test_a_folder_of_compiled_kernels_that_is_not_there(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path / "absent"))
+    status, findings = doctor()
+    assert status == 1 and "there is no such folder" in findings["environment"]["remedy"]
+    assert "there is no such folder" in findings["compiled kernels"]["remedy"]
+
+
+def test_compiled_kernels_without_a_gpu_and_a_compiler(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
+    monkeypatch.setenv("CUTLASS_SK_NVCC", str(tmp_path / "nvcc"))
+    doctor.torch_finds, doctor.driver = False, Driver()
+    library(tmp_path, sources="others")
+    assert doctor()[1]["run"]["value"] == "needs a GPU and a compiler"
+    library(tmp_path)
+    status, findings = doctor()
+    assert status == 1 and findings["run"]["value"] == "needs a GPU; kernels came compiled for sm_90a"
 
 
 def test_a_driver_older_than_nvcc(doctor: Doctor) -> None:
@@ -193,9 +232,20 @@ def test_variables(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     status, findings = doctor()
     assert status == 0 and findings["unknown variable"]["value"] == "CUTLASS_SK_CACHDIR"
     assert "did you mean CUTLASS_SK_CACHE_DIR?" in findings["unknown variable"]["remedy"]
+    monkeypatch.setenv("CUTLASS_SK_PDL", "on")
+    assert "it must be 1, true or yes, or else 0, false or no" in doctor()[1]["environment"]["remedy"]
+    monkeypatch.delenv("CUTLASS_SK_PDL")
     monkeypatch.setenv("CUTLASS_SK_JOBS", "none")
     status, findings = doctor()
     assert status == 1 and "CUTLASS_SK_JOBS='none' cannot be used" in findings["environment"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"), [("FOO", ""), ("JOB", "JOBS"), ("DEBGU", "DEBUG"), ("PREBUILD_DIR", "PREBUILT_DIR"), ("NOTHING", "")]
+)
+def test_a_name_is_like_another_by_its_own_part(name: str, similar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"CUTLASS_SK_{name}", "1")
+    assert env.unknown()[f"CUTLASS_SK_{name}"] == (similar and f"CUTLASS_SK_{similar}")
 
 
 def test_a_cache_that_others_can_write_to(doctor: Doctor, tmp_path: Path) -> None:
@@ -205,10 +255,12 @@ def test_a_cache_that_others_can_write_to(doctor: Doctor, tmp_path: Path) -> Non
     assert status == 1 and "`chmod go-w" in findings["cache"]["remedy"]
 
 
-def test_a_cache_that_cannot_be_written(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+@pytest.mark.parametrize("root", ["/proc/nothing", "/dev/null/nothing"])
+def test_a_cache_that_cannot_be_written(root: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by root, to whom modes say nothing."""
+    monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", root)
     status, findings = doctor()
-    assert status == 1 and findings["cache"]["value"].endswith("read-only")
+    assert status == 1 and not findings["cache"]["works"] and "cannot be" in findings["cache"]["value"]
     assert "set CUTLASS_SK_CACHE_DIR" in findings["cache"]["remedy"]
 
 
@@ -224,7 +276,7 @@ def test_doctor_counts_the_cache_and_writes_nothing(
     root = tmp_path / "cache"
     monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(root))
     assert f"{root}: 0 kernels, 0 bytes" in cutlass_sk("doctor", "--json")[1]
-    assert not root.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_user_entry(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 
 import pytest
@@ -33,6 +34,13 @@ def test_the_first_candidate_is_the_plan(m: int, n: int, k: int, device: str, dt
     assert explanation.data_parallel.plan.decomposition == "data_parallel"
     assert explanation.data_parallel.plan.kernel == explanation.plan.kernel
     assert str(explanation.candidates[0]) in explanation.why() and explanation.why() in str(explanation)
+
+
+def test_terms_that_differ_by_more_than_times_are_said_to_overlap() -> None:
+    explanation = Gemm("float16", device="h200").explain(768, 512, 16384)
+    first, plain = explanation.candidates[0], explanation.data_parallel
+    assert plain.terms.mma - first.terms.mma > plain.time_us - first.time_us > 0
+    assert "Terms overlap" in explanation.why()
 
 
 def test_an_explanation_is_frozen_and_refuses_what_plan_refuses() -> None:
@@ -76,5 +84,15 @@ def test_explain_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeyp
     assert all(label(candidate) in rows for candidate in explanation.candidates[:3])
     assert label(explanation.candidates[3]) not in rows
     assert explanation.candidates[0].plan.kernel.family in text
+    status, text, _ = run("1536", "1536", "4096", "--device", "h200", "--top", "3", "--json")
+    record = json.loads(text)
+    assert status == 0 and (record["m"], record["n"], record["k"], record["device"]) == (1536, 1536, 4096, "h200")
+    assert record["why"] == explanation.why() and record["candidate_count"] == len(explanation.candidates)
+    for found, candidate in zip(record["candidates"], explanation.candidates[:3], strict=True):
+        assert found["terms_us"] == candidate.terms._asdict() and found["bound"] == candidate.bound
+        assert (
+            found["plan"]["predicted_time_us"] == candidate.time_us
+            and found["plan"]["kernel"]["name"] == candidate.plan.kernel.name
+        )
     status, _, errors = run("8", "8", "8", "--measure", "--device", "h200")
     assert status == 2 and ("no GPU" in errors or "there is none" in errors or torch.cuda.is_available())

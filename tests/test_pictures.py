@@ -49,7 +49,7 @@ def curves(path: Path) -> dict[str, tuple[float, ...]]:
 
 
 def drawn(cutlass_sk: CommandLine, path: Path, *arguments: str) -> dict[str, Box]:
-    assert cutlass_sk("schedule", *arguments, "-o", str(path)) == (0, "", "")
+    assert cutlass_sk("schedule", *arguments, "-o", str(path)) == (0, f"written to {path}\n", "")
     return boxes(path)
 
 
@@ -145,7 +145,7 @@ def test_the_users_own_style_does_not_matter(cutlass_sk: CommandLine, tmp_path: 
 
 def test_model_draws_the_minima_of_the_paper(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "model.svg"
-    assert cutlass_sk("model", "-o", str(path)) == (0, "", "")
+    assert cutlass_sk("model", "-o", str(path)) == (0, f"written to {path}\n", "")
     groups = {group.get("id"): group for group in ElementTree.parse(path).iter(f"{SVG}g")}
     for number, best in enumerate((108, 64, 8)):
         curve = next(groups[f"curve-{number}"].iter(f"{SVG}path"))
@@ -199,7 +199,7 @@ def test_stores_are_marked_at_the_end_of_their_box(cutlass_sk: CommandLine, tmp_
 
 def test_png(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "1a.png"
-    assert cutlass_sk("schedule", "--figure", "1a", "-o", str(path)) == (0, "", "")
+    assert cutlass_sk("schedule", "--figure", "1a", "-o", str(path)) == (0, f"written to {path}\n", "")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

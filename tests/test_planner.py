@@ -471,6 +471,20 @@ def test_kernels_with_too_many_tiles_leave_a_problem_to_others(size: tuple[int, 
         Gemm(dtype, device="h200").plan(2**31 - 1, 2**31 - 1, 64)
 
 
+@pytest.mark.parametrize(
+    ("forced", "most"),
+    [
+        ({"splits": 100}, {"splits": 2}),
+        ({"decomposition": "stream_k", "sk_units": 100}, {"sk_units": 2}),
+        ({"decomposition": "stream_k", "sk_tiles": 100}, {"sk_tiles": 2}),
+    ],
+)
+def test_more_than_there_is_counts_as_all(forced: dict[str, Any], most: dict[str, int]) -> None:
+    """Of one cluster of two tiles, of two k-tiles, as Options and the README say."""
+    plan = Gemm("float16", device="h200", tile=(128, 128, 64), cluster=(2, 1)).plan(128, 128, 128, **forced)
+    assert {name: getattr(plan, name) for name in most} == most
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, np.uint64, torch.tensor])
 @pytest.mark.parametrize(
     "forced",

@@ -15,7 +15,7 @@ from command_line import CommandLine
 
 import cutlass_sk.kernel as kernel_module
 from cutlass_sk import Gemm, gemm, prebuilt
-from cutlass_sk.errors import DtypeError, KernelError
+from cutlass_sk.errors import DtypeError, EnvironmentVariableError, KernelError, PlanError, ToolchainError
 from cutlass_sk.generator import abi, families
 from cutlass_sk.generator.catalog import LAYOUTS
 from cutlass_sk.generator.spec import KernelSpec
@@ -102,6 +102,33 @@ def test_compile_builds_only_what_is_left(folder: Path, monkeypatch: pytest.Monk
     assert asked == [WIDE.with_layouts(*layouts) for layouts in LAYOUTS if layouts not in (("t", "t"), ("t", "n"))]
 
 
+def test_compile_builds_the_layouts_that_are_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[KernelSpec] = []
+    monkeypatch.setattr(gemm, "build", lambda specs, architecture, progress: asked.extend(specs))
+    product = Gemm("float16", device="h200", kernels=[WIDE])
+    product.compile(layouts=["tt", "tn"])
+    assert asked == []
+    product.compile(layouts=("tn", "nn"))
+    assert asked == [WIDE.with_layouts("n", "n")]
+    for wrong in ("tt", [], ["t"], ["tt", "xx"], [("t", "t")]):
+        with pytest.raises(PlanError, match="must be a list of some of tt, tn, nt, nn"):
+            product.compile(layouts=wrong)  # type: ignore[arg-type]
+
+
+def test_without_a_compiler_the_missing_kernel_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_SK_NVCC", str(folder / "nvcc"))
+    said = rf"{OTHER.name}.* for sm_90a did not come compiled in {folder}, whose libraries have 2 others, .*CUTLASS_SK_NVCC"
+    with pytest.raises(ToolchainError, match=said):
+        load_kernel(OTHER, "90a")
+    with pytest.raises(ToolchainError, match=said.replace(".*", " and 3 more", 1)):
+        Gemm("float16", device="h200", kernels=[OTHER]).compile()
+    (folder / "float16_float16_90a.json").unlink()
+    prebuilt._libraries.cache_clear()
+    with pytest.raises(ToolchainError) as error:  # nothing came compiled, nothing to be said of that
+        Gemm("float16", device="h200", kernels=[OTHER]).compile()
+    assert "did not come" not in str(error.value)
+
+
 @pytest.mark.parametrize("change", [{"sources": "others"}, {"abi": abi.ABI_VERSION + 1}])
 def test_kernels_of_other_sources_are_passed_over(change: dict[str, object], folder: Path) -> None:
     (library,) = prebuilt.libraries()
@@ -133,9 +160,14 @@ def test_a_damaged_description_is_one_clear_error(text: str, folder: Path) -> No
 
 
 def test_a_folder_without_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (tmp_path, tmp_path / "absent"):
-        monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(place))
-        assert prebuilt.libraries() == [] and prebuilt.find(WIDE, "90a") is None
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path))
+    assert prebuilt.libraries() == [] and prebuilt.find(WIDE, "90a") is None
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_SK_PREBUILT_DIR", str(tmp_path / "absent"))
+    with pytest.raises(EnvironmentVariableError, match=r"CUTLASS_SK_PREBUILT_DIR='.*absent' .* no such folder"):
+        prebuilt.find(WIDE, "90a")
 
 
 def test_size_weighs_them(folder: Path, cutlass_sk: CommandLine) -> None:

@@ -150,7 +150,7 @@ def test_missing_cutlass(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CUTLASS_SK_CACHE_DIR", "cache", "must be an absolute path"),
         ("CUTLASS_SK_JOBS", "0", "must be a positive whole number"),
         ("CUTLASS_SK_JOBS", "two", "must be a positive whole number"),
-        ("CUTLASS_SK_DEBUG", "maybe", "must be 1 or 0"),
+        ("CUTLASS_SK_DEBUG", "maybe", "must be 1, true or yes, or else 0, false or no"),
     ],
 )
 def test_wrong_environment_variable(name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

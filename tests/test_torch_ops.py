@@ -80,6 +80,16 @@ def test_gradcheck_and_double_backward(index: int) -> None:
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
+def test_a_layer_of_float32_is_refused_when_called_and_may_be_cast() -> None:
+    module, x = cutlass_sk.nn.Linear(4, 5), normal(2, 4).float()
+    module.load_state_dict(torch.nn.Linear(4, 5).state_dict())
+    with pytest.raises(DtypeError, match=r"no kernel multiplies torch\.float32 operands into torch\.float32; cast them"):
+        module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(x).dtype == torch.bfloat16
+    assert module.half()(x.half()).dtype == torch.float16
+
+
 def test_backward_multiplies_on_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     run = Gemm.run

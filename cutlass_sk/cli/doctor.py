@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -14,7 +15,7 @@ from rich.markup import escape
 
 from .. import __version__, calibration, env, extension, prebuilt
 from ..device import Device, real, resolve
-from ..errors import DeviceError, Error
+from ..errors import DeviceError, Error, reason
 from ..generator.catalog import kernels
 from ..generator.spec import PROVED
 from ..jit.cache import Cache
@@ -39,14 +40,16 @@ class Finding:
 
 def doctor(as_json: JsonOption = False) -> None:
     """Say what works here: GPU, driver, kernels that came compiled, compiler, CUTLASS, cache. Exit status 1, with the remedy, if
-    kernels cannot be compiled and none came compiled for the GPU, or there is a GPU and they cannot run on it."""
+    kernels cannot be compiled and none came compiled for the GPU, if those that came are damaged, or if there is a GPU and they
+    cannot run on it."""
     driver = find_driver()
+    came, targets = _prebuilt()
     findings = [
         Finding("cutlass_sk", None, __version__),
         _torch(driver),
         *_gpu(driver),
         _proved(),
-        came := _prebuilt(),
+        came,
         _constants(),
         *_compiler(driver),
         _cache(),
@@ -61,21 +64,26 @@ def doctor(as_json: JsonOption = False) -> None:
         Finding("plan", True, "plans for this GPU, and for presets" if runs else "plans for presets, such as h200"),
         Finding("CPU tensors", True, "multiplied by the reference, slowly"),
         Finding("build", compiles, "compiles kernels" if compiles else "cannot compile kernels", "" if compiles else "see above"),
-        Finding("run", works, _run_verdict(runs, compiles, works), "" if works else "see above"),
+        Finding("run", works, _run_verdict(runs, compiles, works, came, targets), "" if works else "see above"),
     ]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         _print(findings)
-    raise typer.Exit(0 if works or (compiles and driver.gpus == 0) else 1)
+    raise typer.Exit(0 if works or (compiles and driver.gpus == 0 and came.works is not False) else 1)
 
 
-def _run_verdict(runs: bool, compiles: bool, works: bool) -> str:
+def _run_verdict(runs: bool, compiles: bool, works: bool, came: Finding, targets: list[str]) -> str:
+    """``came``: the finding on kernels that came compiled, for ``targets``."""
+    if came.works is False:
+        return "nothing, while kernels that came compiled cannot be used"
     if works and not compiles:
         return "runs the kernels that came compiled, and can compile no others"
     if runs:
         return "compiles on first use and runs" if compiles else "cannot compile what it would run"
-    return "needs a GPU; kernels can be built here for one" if compiles else "needs a GPU and a compiler"
+    if compiles:
+        return "needs a GPU; kernels can be built here for one"
+    return f"needs a GPU; kernels came compiled for {', '.join(targets)}" if targets else "needs a GPU and a compiler"
 
 
 def _print(findings: list[Finding]) -> None:
@@ -126,9 +134,10 @@ def _proved() -> Finding:
     return Finding("proved", None, "; ".join(f"{proof}: {', '.join(f'sm_{t}' for t in found)}" for proof, found in targets.items()))
 
 
-def _prebuilt() -> Finding:
-    """The kernels that came compiled. They work if there are some for the GPU; without a GPU there is no verdict."""
+def _prebuilt() -> tuple[Finding, list[str]]:
+    """The kernels that came compiled, and their targets. They work if some are for the GPU; else the only verdict is damage."""
     try:
+        prebuilt.verify()
         found = [library for library in prebuilt.libraries() if library.usable]
         fitting = found
         if torch.cuda.is_available():
@@ -138,10 +147,11 @@ def _prebuilt() -> Finding:
     except DeviceError:  # the GPU's finding says so
         fitting = []
     except Error as error:
-        return Finding("compiled kernels", False, "cannot be used", str(error))
+        return Finding("compiled kernels", False, "cannot be used", str(error)), []
     held = ", ".join(f"{len(one.kernels)} of {one.dtype} -> {one.out_dtype} for sm_{one.architecture}" for one in found)
     works = True if fitting and torch.cuda.is_available() else None
-    return Finding("compiled kernels", works, held or "none came with this installation")
+    finding = Finding("compiled kernels", works, held or f"none for these sources in {prebuilt.folder()}")
+    return finding, sorted({f"sm_{one.architecture}" for one in found})
 
 
 def _constants() -> Finding:
@@ -185,7 +195,8 @@ def _cache() -> Finding:
     try:
         cache = Cache()
         root = cache.root
-        existing = next(path for path in (root, *root.parents) if path.exists())
+        builds = root / str(SCHEMA) / "tmp"
+        existing = next(path for path in (builds, *builds.parents) if path.exists())
         found = stored(cache)
         size = f"{len(found)} kernels, {sum(one.nbytes for one in found):,} bytes"
         require_private(root, *(path for path in [root / str(SCHEMA)] if path.exists()))
@@ -193,8 +204,10 @@ def _cache() -> Finding:
         return Finding("cache", False, f"{root}: cannot be read", f"{error}; {REMEDY}")
     except Error as error:
         return Finding("cache", False, "cannot be used", str(error))
-    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-        return Finding("cache", False, f"{root}: {size}, read-only", REMEDY)
+    try:
+        tempfile.TemporaryDirectory(prefix="doctor-", dir=existing).cleanup()
+    except OSError as error:
+        return Finding("cache", False, f"{root}: {size}, cannot be written: {reason(error)}", REMEDY)
     if os.statvfs(existing).f_flag & os.ST_NOEXEC:
         return Finding("cache", False, f"{root}: {size}, on a filesystem mounted noexec", "set CUTLASS_SK_CACHE_DIR to another")
     return Finding("cache", True, f"{root}: {size}, writable and private")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -17,9 +18,9 @@ from ..explain import BOUNDS, Candidate, Explanation
 from ..gemm import Gemm
 from ..jit.build import build
 from ..timing import buffer_sets, time_us
-from .options import DtypeOption, GenerationOption, K, LayoutOption, Layouts, M, N, OutDtypeOption, option_names
+from .options import DtypeOption, GenerationOption, JsonOption, K, LayoutOption, Layouts, M, N, OutDtypeOption, option_names
 from .plan import DeviceOption
-from .planned import layouts
+from .planned import layouts, plan_record
 
 HEADINGS = {"mma": "math", "load": "L2", "dram": "mem", "fixup": "fixup"}
 
@@ -35,6 +36,7 @@ def explain(
     device: DeviceOption = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Show so many candidates.")] = 10,
     measure: Annotated[bool, typer.Option("--measure", help="Time them on the GPU here, too.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the candidates for c[M, N] = a[M, K] @ b[K, N] and why one won. Needs no GPU, but for --measure."""
     if measure and not torch.cuda.is_available():
@@ -47,9 +49,27 @@ def explain(
         explanation = gemm.explain(m, n, k, layout_a=layout_a, layout_b=layout_b)
     shown = explanation.candidates[:top]
     times = _measured(gemm, shown, layout) if measure else None
+    if as_json:
+        print(json.dumps(explanation_record(explanation, shown, times), indent=1))
+        return
     console = Console()
     console.print(explanation_table(explanation, shown, times))
     console.print(explanation.why(), highlight=False)
+
+
+def explanation_record(explanation: Explanation, shown: tuple[Candidate, ...], times: list[float] | None) -> dict[str, Any]:
+    """The same as the table and the sentences say, for programs; ``terms_us`` has a ``total``, which its terms do not add up to."""
+    measured = [{}] * len(shown) if times is None else [{"measured_us": time} for time in times]
+    candidates = [
+        {"bound": one.bound, "terms_us": one.terms._asdict(), **time, "plan": plan_record(one.plan)}
+        for one, time in zip(shown, measured, strict=True)
+    ]
+    return {
+        **{name: getattr(explanation, name) for name in ("m", "n", "k", "device", "constants")},
+        "candidate_count": len(explanation.candidates),
+        "why": explanation.why(),
+        "candidates": candidates,
+    }
 
 
 def explanation_table(explanation: Explanation, shown: tuple[Candidate, ...], times: list[float] | None) -> Table:

@@ -69,6 +69,7 @@ def model(
     curves = [curve(size, dtype, device) for size in problems]
     if output is not None:
         save(curves_picture(curves), output)
+        print(f"written to {output}")
         return
     console = Console(highlight=False)
     for one in curves:

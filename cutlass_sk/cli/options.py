@@ -51,7 +51,9 @@ LayoutOption = Annotated[Layouts, typer.Option("--layout", help="Layouts of a an
 DecompositionOption = Annotated[
     Decomposition | None, typer.Option("--decomposition", help="Force a decomposition.  \\[default: the fastest expected]")
 ]
-SplitsOption = Annotated[int | None, typer.Option("--splits", help="Parts each tile is cut in; implies split_k.")]
+SplitsOption = Annotated[
+    int | None, typer.Option("--splits", help="Parts each tile is cut in, at most one a k-tile; implies split_k.")
+]
 SmsOption = Annotated[int | None, typer.Option("--sms", help="Use so many SMs.  \\[default: all]")]
 TileNOption = Annotated[
     int | None, typer.Option("--tile-n", help="Columns of a tile: one of the kernels' widths.  \\[default: the fastest expected]")

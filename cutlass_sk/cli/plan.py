@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ from .options import (
     SplitsOption,
     TileNOption,
 )
-from .planned import plan_problem, plan_table, why
+from .planned import plan_problem, plan_record, plan_table, why
 
 DeviceOption = Annotated[
     str | None,
@@ -62,9 +61,7 @@ def plan(
         device=device,
     )
     if as_json:
-        record = asdict(planned.plan)
-        record["kernel"]["name"] = planned.plan.kernel.name
-        record["workspace_bytes"] = planned.plan.workspace_bytes
+        record = plan_record(planned.plan)
         record["data_parallel_predicted_time_us"] = planned.data_parallel.predicted_time_us
         print(json.dumps(record, indent=1))
         return

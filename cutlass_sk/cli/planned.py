@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from rich.table import Table
@@ -81,6 +81,14 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "predicted_time_us": "{:.1f} us".format,
 }
 """How a field of a plan is shown; others as they are."""
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """A plan for JSON, with its kernel's name and the bytes of its workspace."""
+    record = asdict(plan)
+    record["kernel"]["name"] = plan.kernel.name
+    record["workspace_bytes"] = plan.workspace_bytes
+    return record
 
 
 def plan_table(plan: Plan) -> Table:

@@ -119,6 +119,7 @@ def schedule(
     title = f"{name or kind(line.plan)}\n{summary(line)}"
     if output is not None:
         save(schedule_picture(line, title), output)
+        print(f"written to {output}")
         return
     _print(line, title)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from .. import env, generator
-from ..errors import KernelError
+from ..errors import KernelError, ToolchainError
 from ..generator import abi
 from ..generator.spec import KernelSpec
 
@@ -97,6 +99,30 @@ def find_packing(architecture: str) -> Path | None:
 def libraries(place: Path | None = None) -> list[Library]:
     """All libraries of a folder, default ``folder()``, usable or not. Raises KernelError for a ``.json`` that cannot be read."""
     return list(_libraries(place or folder()))
+
+
+@contextmanager
+def naming_the_missing(specs: Sequence[KernelSpec], architecture: str) -> Iterator[None]:
+    """ToolchainErrors, within: with those of ``specs`` that a folder of libraries lacks, for which a compiler was looked for."""
+    try:
+        yield
+    except ToolchainError as error:
+        place = folder()
+        if usable := [library for library in _libraries(place) if library.usable]:
+            more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
+            error.args = (
+                f"{specs[0].binary.name}{more} for sm_{architecture} did not come compiled in {place}, whose libraries have "
+                f"{sum(len(library.kernels) for library in usable)} others, and cannot be compiled here: {error}",
+            )
+        raise
+
+
+def verify() -> None:
+    """Raises KernelError as ``find`` does if any library is damaged, whichever kernel is asked for."""
+    place = folder()
+    for library in _libraries(place):
+        if library.usable:
+            _check(place / library.file, library.bytes, library.sha256)
 
 
 @lru_cache(maxsize=1)
