@@ -96,7 +96,9 @@ def test_other_sizes_are_one_clear_error(tmp_path: Path, content: str, message: 
 def test_the_command_takes_sizes(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     write(tmp_path / "five.parquet", FIVE)
     size, folder = written(tmp_path / "size.json", RECORD), tmp_path / "report"
-    status, text, _ = cutlass_sk("report", str(tmp_path / "five.parquet"), "-o", str(folder), "--size", str(size))
+    options = ("--size", str(size), "--markdown", str(tmp_path / "all.md"))
+    status, _, _ = cutlass_sk("report", str(tmp_path / "five.parquet"), "-o", str(folder), *options)
+    text = (tmp_path / "all.md").read_text()
     assert status == 0 and "### Library size (size.json; times: float16: five, back to back)" in text
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["provenance"]["files"][1]["holds"] == "sizes of 4 libraries" and len(summary["library_size"]) == 4
