@@ -132,7 +132,7 @@ def _report(
 def headline(found: Sequence[made.Group]) -> Listing:
     """The chief ratios, a group a row; those that no group has are left out."""
     names = [name for name in HEADLINE if any(name in group.ratios for group in found)]
-    table = Listing(box=SIMPLE, collapse_padding=True, pad_edge=False)
+    table = Listing(box=SIMPLE, show_edge=False, collapse_padding=True, pad_edge=False)
     table.add_column("times", overflow="fold")
     for heading in ("n", *(HEADLINE[name] for name in names)):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -145,7 +145,7 @@ def headline(found: Sequence[made.Group]) -> Listing:
             dtypes = group.dtypes
             table.add_row(dtypes, style="bold")
         cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
-        table.add_row(f"  {group.corpus}, {TIMINGS[group.timing]}", f"{len(group.problems):,}", *cells)
+        table.add_row(f" {group.corpus}, {TIMINGS[group.timing]}", f"{len(group.problems):,}", *cells)
     return table
 
 
