@@ -43,6 +43,10 @@ _NUMBERS = (
     "cublas_us",
     "speedup",
 )
+WIDTH = 200
+"""Characters of a line, where nobody says how many fit."""
+_LEFT_OUT = ("kernel", "operator", "layouts", "decomposition", "share", "l", "dtype")
+"""Columns that a table does without where it is too wide, in this order."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,11 @@ class Trace:
         )
         return _PAGE.format(summary=html.escape(self.summary), head=head, body=body)
 
-    def table(self) -> Table:
-        """For rich: what fits on a screen."""
+    def table(self, width: int = WIDTH) -> Table:
+        """For rich: the columns that fit ``width`` characters, and notes below."""
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        table = Table(title=self.summary, title_justify="left")
         shown: tuple[str, ...] = (
             "count",
             "operator",
@@ -165,17 +169,35 @@ class Trace:
         )
         if any(row.measured_us for row in self.rows):
             shown += ("measured_us", "cublas_us", "speedup")
-        for name in shown:
-            table.add_column(name.replace("_", " "), justify="right" if name in _NUMBERS else "left")
-        for record in self.records():
-            record["kernel"] = record["kernel"] or record["note"]
-            table.add_row(*(_text(record[name]) for name in shown))
+        columns = {name: [_heading(name), *(_text(record[name]) for record in self.records())] for name in shown}
+        left_out = []
+        for name in _LEFT_OUT:
+            if sum(2 + max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns.values()) <= width:
+                break
+            del columns[name]
+            left_out.append(name)
+        notes = self._notes() + ([f"left out to fit: {', '.join(left_out)}"] if left_out else [])
+        layout: dict[str, Any] = {"box": SIMPLE_HEAD, "title_justify": "left", "caption_justify": "left"}
+        table = Table(title=self.summary, caption="\n".join(notes), padding=(0, 1), collapse_padding=True, pad_edge=False, **layout)
+        for name, (heading, *_) in columns.items():
+            table.add_column(heading, justify="right" if name in _NUMBERS else "left", no_wrap=True)
+        for cells in zip(*(cells[1:] for cells in columns.values()), strict=True):
+            table.add_row(*cells)
         return table
+
+    def _notes(self) -> list[str]:
+        """Each note once, with the products that it is about."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.note:
+                product = row.product
+                found.setdefault(row.note, []).append(f"{product.m} x {product.n} x {product.k}")
+        return [f"{note}: {', '.join(products)}" for note, products in found.items()]
 
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=200)
+        console = Console(file=io.StringIO(), width=WIDTH)
         with console.capture() as captured:
             console.print(self.table())
         return captured.get()
@@ -192,9 +214,18 @@ def trace(
 
     Compiled code runs uncompiled meanwhile.
     """
+    target = checked(device, measure)
     with recording() as counts:
         function(*inputs, **keywords)
-    return planned(counts, device, measure=measure)
+    return planned(counts, target, measure=measure)
+
+
+def checked(device: Device | str | None, measure: bool = False) -> Device:
+    """The device to plan for, before a program is run for it. DeviceError: it is not known, or there is no GPU to measure on."""
+    target = resolve(device)
+    if measure and not torch.cuda.is_available():
+        raise DeviceError("measure=True needs a CUDA GPU, and there is none; without it times are predicted")
+    return target
 
 
 @contextmanager
@@ -208,9 +239,7 @@ def recording() -> Iterator[Counter[Product]]:
 
 def planned(counts: Counter[Product], device: Device | str | None = "h200", *, measure: bool = False) -> Trace:
     """What these products would take on ``device``, and with ``measure`` take here. DeviceError without a GPU to measure on."""
-    target = resolve(device)
-    if measure and not torch.cuda.is_available():
-        raise DeviceError("measure=True needs a CUDA GPU, and there is none; without it times are predicted")
+    target = checked(device, measure)
     rows = [Row(product, count, *_plan(product, target)) for product, count in counts.items()]
     if measure:
         rows = [_measured(row) for row in rows]
@@ -255,6 +284,10 @@ class _Recorder(TorchDispatchMode):
             if product is not None:
                 self.counts[product] += 1
         return func(*args, **kwargs)
+
+
+def _heading(column: str) -> str:
+    return column.replace("_us", "\nus").replace("_", " ")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -316,7 +316,7 @@ def source_row(options: argparse.Namespace, device: Device, problems: Sequence[P
         "bf16_reduced_precision_reduction": str(matmul.allow_bf16_reduced_precision_reduction),
     }
     if options.dry_run:
-        row |= {"gpu": "none: the times are made up", "method": "dry run: the times are made up from predictions"}
+        row |= {"made_up": True, "gpu": "none: the times are made up", "method": "dry run: the times are made up from predictions"}
     for earlier in log.rows:
         for name in ("commit", "gpu", "corpus"):
             if earlier["part"] == "provenance" and earlier[name] != row[name]:

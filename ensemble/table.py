@@ -30,6 +30,8 @@ Status = Literal["ok", "wrong", "failed", "not_timed"]
 SCHEMA_VERSION = 1
 VERSION_KEY, PROVENANCE_KEY = b"cutlass_sk.table_version", b"cutlass_sk.provenance"
 SUFFIX = ".parquet"
+MADE_UP = "MADE UP: a dry run"
+"""What all that is said of times begins with where none was measured."""
 LEVEL = 19
 """Of zstd: a table of 400,000 rows has a tenth fewer bytes than by default, and takes a second or two longer."""
 WRITTEN_BY = "`cutlass-sk report RECORDS -o DIR --table FILE.parquet` writes one"
@@ -103,6 +105,11 @@ class Table:
 
     rows: tuple[Measurement, ...]
     sources: tuple[Mapping[str, Any], ...]
+
+    @property
+    def made_up(self) -> bool:
+        """Whether its times are of a dry run."""
+        return any(source.get("made_up") for source in self.sources)
 
 
 def check(rows: Sequence[Measurement], origin: object) -> None:

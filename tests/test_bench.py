@@ -26,7 +26,7 @@ from cutlass_sk.ensemble.attempt import QUICK, Entrants, Outcome, Timed, TooLarg
 from cutlass_sk.ensemble.bench_measure import MadeUp, Pending, Task
 from cutlass_sk.ensemble.bench_store import LOG, TABLE, Folder, read_folder
 from cutlass_sk.ensemble.cli.bench import show
-from cutlass_sk.ensemble.contenders import CONTENDERS, Setup, chosen
+from cutlass_sk.ensemble.contenders import CONTENDERS, Contender, Setup, chosen, each_of_oracle
 from cutlass_sk.ensemble.corpus import Corpus, Problem, paper
 from cutlass_sk.ensemble.planner_sweep import Budget
 from cutlass_sk.ensemble.table import Table, Timing, read, write
@@ -40,7 +40,11 @@ def test_a_dry_sweep_has_a_row_for_every_contender(tmp_path: Path, cutlass_sk: C
     names = ",".join(NAMES)
     options = ("--contenders", names, "--dtype", "float16,float64", "--timing", "both", "--limit", "16", "--corpus", "paper/raw")
     status, out, err = cutlass_sk("bench", "-o", str(tmp_path / "made"), "--dry-run", *options)
-    assert (status, out) == (0, "") and err.startswith("16 of 16 problems, 16 of them now, ") and "problems/s" in err
+    assert (
+        (status, out) == (0, "")
+        and err.startswith("MADE UP: a dry run. 16 of 16 problems, 16 of them now, ")
+        and "problems/s" in err
+    )
     table = read(tmp_path / "made" / TABLE)
     assert len(table.rows) == (16 * 8 + 2 + 2 + 4) * 2 * 2 and table == read_folder(tmp_path / "made")
     (source,) = table.sources
@@ -129,6 +133,21 @@ class Searching(Faulty):
         return Outcome(made.times, {name: replace(found, finalists=self.finalists) for name, found in made.found.items()})
 
 
+def test_problems_are_counted_whole(tmp_path: Path, cutlass_sk: CommandLine) -> None:
+    options = ("bench", "-o", str(tmp_path / "made"), "--limit", "5", "--dtype", "float16,float64", *DRY)
+    assert "5 of 5 problems, 5 of them now" in cutlass_sk(*options)[2]
+    log = tmp_path / "made" / LOG
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:4]))  # the run, and one problem and a half
+    with Folder(tmp_path / "made", json.loads(lines[0])["run"]) as folder:
+        assert len(folder.done) == 3
+    assert (
+        "MADE UP: a dry run. 1 of 5 problems, 0 of them now; the budget is spent"
+        in cutlass_sk(*options, "--budget-seconds", "0")[2]
+    )
+    assert "5 of 5 problems, 4 of them now" in cutlass_sk(*options)[2]
+
+
 def test_statuses() -> None:
     nan = float("nan")
     refused = {"set": Timed(None, None), "single": Timed(2.0, 0.5), "data_parallel": Timed(3.0, nan), "cublas": Timed(5.0)}
@@ -215,6 +234,8 @@ def test_with_a_gpu_times_are_measured_and_never_mixed_with_made_up_ones(
     gpu, dry = ("bench", "-o", str(tmp_path / "gpu"), "--limit", "3"), ("bench", "-o", str(tmp_path / "dry"), "--limit", "3")
     assert cutlass_sk(*gpu, "--dtype", "float16,float64")[0] == 0 and cutlass_sk(*dry, "--dry-run")[0] == 0
     assert closed == ["float16", "float64"]
+    _, _, err = cutlass_sk("bench", "merge", str(tmp_path / "gpu"), "-o", str(tmp_path / "m.parquet"))
+    assert err.startswith(str(tmp_path / "m.parquet"))
     (source,) = read(tmp_path / "gpu" / TABLE).sources
     assert (source["gpu"], source["made_up"]) == ("a GPU", False) and "graphs" in source["method"]
     for command in ((*gpu, "--dry-run"), dry):
@@ -389,8 +410,14 @@ def test_errors_of_the_command_line(tmp_path: Path, cutlass_sk: CommandLine, mon
     assert (status, err) == (2, "error: bench measures on a CUDA GPU and there is none; --dry-run makes the times up without one\n")
     assert not (tmp_path / "f").exists()
     assert "-o FOLDER" in cutlass_sk("bench")[2]
+    cutlass_sk.monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = cutlass_sk("bench", "--list")
-    assert status == 0 and all(name in out for name in CONTENDERS) and "there is none" in out
+    assert status == 0 and all(name in out for name in (*CONTENDERS, *each_of_oracle())) and "…" not in out
+    assert out.count("there is none") == 1 and out.endswith("\nall: It is timed on a CUDA GPU, and there is none.\n")
+    monkeypatch.setattr(Contender, "unavailable", lambda self: None)
+    for name in ("cublaslt_best", "torch_compile"):
+        monkeypatch.setattr(type(CONTENDERS[name]), "unavailable", lambda self: "It needs a library.")
+    assert cutlass_sk("bench", "--list")[1].endswith("\ncublaslt_best, torch_compile: It needs a library.\n")
     write(tmp_path / "t.parquet", Table((row(8),), ({**SOURCE, "made_up": False},)))
     assert cutlass_sk(*folder, *DRY, "--limit", "1")[0] == 0
     status, _, err = cutlass_sk("bench", "merge", *folder[2:], str(tmp_path / "t.parquet"), "-o", str(tmp_path / "m.parquet"))
@@ -403,7 +430,7 @@ def test_the_report_reads_what_a_bench_writes(tmp_path: Path, cutlass_sk: Comman
     summaries = []
     for name, given in (("log", folder), ("table", folder / TABLE)):
         status, out, _ = cutlass_sk("report", str(given), "-o", str(tmp_path / name))
-        assert status == 0 and "paper/aligned, back to back (12 problems)" in out
+        assert status == 0 and out.startswith("MADE UP: a dry run.\n") and "paper/aligned, back to back" in out
         summaries.append(json.loads((tmp_path / name / "summary.json").read_text()))
     assert summaries[0]["float16"] == summaries[1]["float16"]
     rows = {(r.m, r.n, r.k, r.contender): r.us or 0 for r in read_folder(folder).rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import sys
 from collections import Counter
@@ -216,6 +217,17 @@ def test_wrong_records_are_refused_with_the_line(line: str, message: str, tmp_pa
         records.read(path)
 
 
+def test_compressed_records_are_read(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "records.jsonl", tmp_path / "records.jsonl.gz"
+    records.write(plain, [Record(FAMILY[0].family, "tn", 8, 8, 8, 0, 0, 1, "none", time) for time in (2.0, 3.0)])
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert records.read(packed) == records.read(plain)
+    for damaged in (packed.read_bytes()[:-9], b"plain"):
+        packed.write_bytes(damaged)
+        with pytest.raises(CalibrationError, match="cannot be read"):
+            records.read(packed)
+
+
 def test_the_calibration_that_is_named_is_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = calibration.shipped("h200")
     constants = {spec.family: calibration.constants(spec, H200) for spec in at_all_widths(FAMILY)}
@@ -313,8 +325,11 @@ def test_fit_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch
     assert status == 2 and "-o FILE" in errors
     status, _, errors = run("--from-records", str(tmp_path / "none"), "-o", str(target))
     assert status == 2 and "cannot be read: No such file or directory; records" in errors
-    status, text, _ = run("--from-records", str(source), "-o", str(target))
+    status, text, errors = run("--from-records", str(source), "-o", str(target))
     assert status == 0 and "held out" in text
+    assert errors == f"fitting sm90a_float16, 1 of 1: {len(records.read(source)):,} records\n"
+    status, _, errors = run("--records", f"{source}.gz")
+    assert status == 2 and "is compressed and cannot be appended to" in errors
     made = Calibration.from_json(target.read_text(), str(target))
     assert made.provenance["records"] == len(records.read(source)) and "gpu" not in made.provenance
     assert made.provenance["fits"]["sm90a_float16"]["selection"] > 0.99

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from command_line import CommandLine
 from cutlass_sk import Gemm
 from cutlass_sk.cli.size import cubin_bytes, cuobjdump, device_code_bytes, usage
 from cutlass_sk.ensemble import installed, library_size, oracle
+from cutlass_sk.ensemble.cli.size import table
 from cutlass_sk.ensemble.installed import measured
 from cutlass_sk.ensemble.library_size import BINARY_TARGET, Library, Point, Request
 from cutlass_sk.ensemble.manifest import manifest
@@ -285,6 +287,21 @@ def test_recorded_bytes_stand_in_for_kernels_that_are_not_built() -> None:
     )
     built = replace(unbuilt, missing=0, code_bytes=7)
     assert library_size.with_recorded_bytes(built, of_widths, HALF) == built
+    shown = [table(HALF, [one]).columns[0]._cells for one in (found, unbuilt, built)]
+    assert shown == [["single*"], ["single"], ["single"]]
+
+
+def test_the_readmes_command_has_a_curve_and_marks_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (command,) = re.findall(r"`cutlass-sk size ([^`]*--curve[^`]*)`", (ROOT / "README.md").read_text())
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CUTLASS_SK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    status, text, _ = run(monkeypatch, capsys, *command.split())
+    assert status == 0 and "no candidates" not in text and "…" not in text
+    assert re.search(r"^ +set\* ", text, re.MULTILINE) and re.search(r"^ +ensemble\* +54 ", text, re.MULTILINE)
+    assert "*: as recorded" in " ".join(text.split())
 
 
 def _results(name: str) -> str:

@@ -13,6 +13,7 @@ import matplotlib
 import pytest
 from command_line import CommandLine
 
+from cutlass_sk.cli.drawing import legend
 from cutlass_sk.cli.picture import tile_color
 from cutlass_sk.cli.schedule import FIGURES, Drawn
 from cutlass_sk.timeline import timeline
@@ -169,6 +170,8 @@ def test_without_a_file_the_schedule_is_text(cutlass_sk: CommandLine) -> None:
     status, text, _ = cutlass_sk("schedule", "384", "384", "128", "--tile", "128x128x4", "--decomposition", "data_parallel")
     assert status == 0 and "75.0% utilisation" in text and "done after 96 k-tiles" in text
     assert re.search(r"^SM 0 0{32}4{32}8{32} 96\nSM 1 1{32}5{32} {32} 64$", text, re.MULTILINE)
+    assert "\n0 one k-tile of tile 0  + adding one partial sum  . waiting\n" in text, "without colours, what they tell is left out"
+    assert legend().plain.startswith("0 one k-tile of tile 0, data-parallel  0 the same in a Stream-K share  + ")
 
 
 def test_the_figures_are_listed(cutlass_sk: CommandLine) -> None:

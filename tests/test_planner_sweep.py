@@ -17,6 +17,7 @@ from cutlass_sk.ensemble.candidates import candidates, identity, thinned
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.planner_sweep import Budget, Contest, Pretended, drawn, sample, shapes_of, sweep
 from cutlass_sk.ensemble.records import Log, RecordError
+from cutlass_sk.ensemble.table_records import read_any
 from cutlass_sk.generator.catalog import families
 
 H200 = PRESETS["h200"]
@@ -260,6 +261,7 @@ def test_a_dry_run_plans_everything_and_its_report_is_recomputed_from_the_record
     assert gzip.decompress(packed.read_bytes()).count(b"\n") == log.read_text().count("\n")
     assert planner_sweep.main(["--report", str(packed), "-o", str(again), "--details"]) == 0
     assert again.read_text() == output.read_text()
+    assert read_any(packed).made_up
     capsys.readouterr()
     assert planner_sweep.main(["--table", str(output), "--goal", "set_vs_cublas=9"]) == 0
     assert "at least 9: missed" in capsys.readouterr().out

@@ -14,18 +14,21 @@ import pytest
 from command_line import CommandLine
 from PIL import Image
 from reports import FIVE, SOURCE, Checker, group_of, measured, unpacked
+from rich.console import Console
 
 import cutlass_sk.ensemble.cli  # noqa: F401  the command joins the command line
 from cutlass_sk.device import PRESETS
+from cutlass_sk.ensemble.cli.report import headline
 from cutlass_sk.ensemble.report import grouped, of_group, sections, summarize
 from cutlass_sk.ensemble.report.curves import read_curves
 from cutlass_sk.ensemble.report.groups import gpu, plan_text
 from cutlass_sk.ensemble.report.packed import packed
-from cutlass_sk.ensemble.table import Table, TableError, read, write
+from cutlass_sk.ensemble.table import MADE_UP, Table, TableError, read, write
 from cutlass_sk.ensemble.table_records import read_any
 
 RESULTS = Path(__file__).parent.parent / "results/h200"
 RECORDS, CURVES = RESULTS / "planner.records.jsonl.gz", RESULTS / "kernel_set_widths.json"
+SIZES = RESULTS / "size.json"
 SVG = "{http://www.w3.org/2000/svg}"
 H200 = PRESETS["h200"]
 
@@ -182,9 +185,13 @@ def small(path: Path) -> Path:
 def test_the_command(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     table, folder = small(tmp_path / "five.parquet"), tmp_path / "new/report"
     arguments = ("report", str(table), "-o", str(folder), "--curve", str(CURVES), "--table", str(tmp_path / "copy.parquet"))
-    status, text, errors = cutlass_sk(*arguments)
+    arguments = (*arguments, "--markdown", str(tmp_path / "all.md"))
+    status, printed, errors = cutlass_sk(*arguments)
     assert status == 0 and errors == f"{folder / 'index.html'}: 15 times\n"
+    assert " ".join(next(line for line in printed.splitlines() if "five" in line).split()) == "five, back to back 5 1.320 0.956"
+    text = (tmp_path / "all.md").read_text()
     assert "## float16: five, back to back (5 problems)" in text and "| Stream-K set over cuBLAS | 2.000 | 1.837 | 0.500 |" in text
+    assert "All measurements count." in text and "MADE UP" not in text + printed
     assert read(tmp_path / "copy.parquet") == FIVE
     names = ("utilisation-float16-five-back-to-back", "speedup-float16-five-back-to-back", "kernels")
     pictures = {f"pictures/{name}.{kind}" for name in names for kind in ("png", "svg")}
@@ -198,6 +205,29 @@ def test_the_command(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     assert first == {path: path.read_bytes() for path in files.values()}
     sources = json.loads((folder / "summary.json").read_text())["provenance"]["files"]
     assert [(file["file"], file["holds"]) for file in sources] == [("five.parquet", "15 times"), (CURVES.name, "3 curves")]
+
+
+def test_what_is_made_up_says_so_everywhere(cutlass_sk: CommandLine, tmp_path: Path) -> None:
+    table, folder, text = tmp_path / "dry.parquet", tmp_path / "report", tmp_path / "all.md"
+    write(table, Table(FIVE.rows, ({**SOURCE, "made_up": True},)))
+    status, printed, errors = cutlass_sk("report", str(table), "-o", str(folder), "--size", str(SIZES), "--markdown", str(text))
+    assert status == 0 and printed.startswith(f"{MADE_UP}.\n") and errors == f"{MADE_UP}. {folder / 'index.html'}: 15 times\n"
+    markdown, page = text.read_text(), (folder / "index.html").read_text()
+    assert markdown.startswith(f"{MADE_UP}: nothing below was measured.\n") and "All measurements count" not in markdown + page
+    titles = [line for line in markdown.splitlines() if line.startswith("#")]
+    assert titles and all(MADE_UP in title for title in titles)
+    assert f"<h1>{MADE_UP}. " in page and f"<title>{MADE_UP}. " in page
+    pictures = list((folder / "pictures").glob("*.svg"))
+    assert len(pictures) == 3 and all(MADE_UP in picture.read_text() for picture in pictures)
+
+
+def test_the_headline_fits_a_terminal(committed: Table, cutlass_sk: CommandLine, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(headline(grouped(committed)))
+    lines = captured.get().splitlines()
+    assert len(lines) < 40 and not any("…" in line for line in lines)
+    assert sum("planner/exhaustive, back to back" in line for line in lines) == 4
 
 
 @pytest.mark.parametrize(

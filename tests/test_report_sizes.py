@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from command_line import CommandLine
 from reports import FIVE, SOURCE, group_of, measured
 
 from cutlass_sk.ensemble import readme
-from cutlass_sk.ensemble.report import beside, grouped, of_sizes, sections, sizes, summarize
+from cutlass_sk.ensemble.report import beside, grouped, of_sizes, sections, size_pictures, sizes, summarize
 from cutlass_sk.ensemble.table import Table, TableError, write
 
 ROOT = Path(__file__).parent.parent
@@ -96,7 +98,9 @@ def test_other_sizes_are_one_clear_error(tmp_path: Path, content: str, message: 
 def test_the_command_takes_sizes(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     write(tmp_path / "five.parquet", FIVE)
     size, folder = written(tmp_path / "size.json", RECORD), tmp_path / "report"
-    status, text, _ = cutlass_sk("report", str(tmp_path / "five.parquet"), "-o", str(folder), "--size", str(size))
+    options = ("--size", str(size), "--markdown", str(tmp_path / "all.md"))
+    status, _, _ = cutlass_sk("report", str(tmp_path / "five.parquet"), "-o", str(folder), *options)
+    text = (tmp_path / "all.md").read_text()
     assert status == 0 and "### Library size (size.json; times: float16: five, back to back)" in text
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["provenance"]["files"][1]["holds"] == "sizes of 4 libraries" and len(summary["library_size"]) == 4
@@ -104,6 +108,25 @@ def test_the_command_takes_sizes(cutlass_sk: CommandLine, tmp_path: Path) -> Non
     planner = ROOT / "results/h200/planner.json"
     status, text, errors = cutlass_sk("report", str(tmp_path / "five.parquet"), "-o", str(folder), "--size", str(planner))
     assert (status, text) == (2, "") and "planner.json" in errors and "cutlass-sk size --json" in errors
+
+
+def test_labels_of_libraries_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, found = json.loads(SUMMARY.read_text())["library_size"], sizes.read_sizes(SIZE)
+
+    def size(dtypes: str, name: str) -> sizes.Size:
+        own = recorded.get(name if name in sizes.ALL_DTYPES else f"{dtypes}_{name}", {})
+        return sizes.Size(own.get("kernels"), own.get("cubin_bytes"), own.get("so_bytes"), "", own.get("vs_cublas"))
+
+    libraries = {pair: {name: size(pair, name) for name in (*known, *sizes.JOIN)} for pair, known in found.libraries.items()}
+    figures = []
+    monkeypatch.setattr(size_pictures, "drawn", lambda name, caption, figure: figures.append(figure))
+    of_sizes(replace(found, libraries=libraries))
+    (figure,) = figures
+    figure.draw_without_rendering()
+    for axes in figure.axes[: len(figure.axes) // 2]:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert len(boxes) > 5 and not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert all(axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 for box in boxes)
 
 
 def test_corpora_of_one_name_are_refused() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import CommandLine
+from rich.console import Console
 
 from cutlass_sk import Gemm, linear, matmul, trace
 from cutlass_sk.aten import Product, read
@@ -129,6 +130,31 @@ def test_csv_html_and_table_say_the_same() -> None:
     assert (empty.rows, empty.predicted_us) == ((), 0) and "0 products" in empty.html() and len(empty.csv().splitlines()) == 1
 
 
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_table_fits_a_terminal_with_notes_below(measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutlass_sk import trace_timing
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(trace_timing, "measure", lambda asked: (1234.5, 2345.6, ""))
+
+    def program() -> None:
+        for m in (16384, 32768):
+            meta(m, 4096) @ meta(4096, 28672)
+            meta(m, 64, dtype=torch.float32) @ meta(64, 64, dtype=torch.float32)
+
+    made = trace(program, measure=measured)
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(made.table(80))
+    text = captured.get()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    for number in ("16384", "32768", "28672", *(["1,234.5", "2,345.6"] if measured else [])):
+        assert number in text
+    said = " ".join(text.split())
+    assert "no kernel for float32 into float32: 32768 x 64 x 64, 16384 x 64 x 64" in said and "left out to fit: kernel" in said
+    assert made.rows[0].plan is not None and made.rows[0].plan.kernel.name in str(made) and "left out" not in str(made)
+
+
 def test_measured_times_stand_beside_the_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     from cutlass_sk import trace_timing
 
@@ -175,7 +201,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_command_traces_a_script(cutlass_sk: CommandLine, tmp_path: Path) -> None:
+def test_the_command_traces_a_script(cutlass_sk: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, table, page = (tmp_path / name for name in ("script.py", "products.csv", "products.html"))
     script.write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("")
@@ -185,6 +211,10 @@ def test_the_command_traces_a_script(cutlass_sk: CommandLine, tmp_path: Path) ->
         table.read_text().splitlines()[1].startswith("1,mm,1,96,96,64,float16,float16,tn,meta,") and "<table>" in page.read_text()
     )
     assert cutlass_sk("trace", str(script), "--", "96", "3")[0] == 3
+    for options, message in (("--device", "foo"), "'foo'"), (("--measure",), "needs a CUDA GPU"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        status, _, errors = cutlass_sk("trace", *options, str(script), "--", "96", "3")
+        assert status == 2 and message in errors, "the script would have ended with 3"
     assert cutlass_sk("trace", str(tmp_path / "none.py"))[0] == 2
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -64,10 +66,11 @@ def write(path: Path, records: Iterable[Record]) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; CalibrationError where it has others or none."""
+    """The records of a file, .jsonl or .jsonl.gz; CalibrationError where it has others or none."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = [line for line in data.decode().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise CalibrationError(
             f"{path} cannot be read: {reason(error)}; records are written by cutlass-sk calibrate --records"
         ) from None

@@ -44,12 +44,16 @@ def calibrate(
         Path | None,
         typer.Option("--records", callback=written_path, help="Append what is measured to this file, and skip what is in it."),
     ] = None,
-    from_records: Annotated[Path | None, typer.Option("--from-records", help="Fit this file's records; needs no GPU.")] = None,
+    from_records: Annotated[
+        Path | None, typer.Option("--from-records", help="Fit this file's records (.jsonl, .jsonl.gz); needs no GPU.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="With --from-records: the GPU that they are of.")] = "h200",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be measured or written, and do neither.")] = False,
 ) -> None:
     """Measure this GPU and fit the model's constants. Needs a GPU, and scipy."""
     console = Console(highlight=False)
+    if kept is not None and kept.suffix == ".gz":
+        raise CalibrationError(f"{kept} is compressed and cannot be appended to; unpack it, or name a new .jsonl file")
     dtypes = (dtype,) if dtype else DTYPE_NAMES
     pairs = [pair for pair in DTYPES if pair[0] in dtypes]
     if from_records is not None:
@@ -148,13 +152,15 @@ def _fits(found: list[Record], device: Device) -> dict[str, Fit]:
     for record in found:
         spec = specs[record.kernel]
         groups[f"{spec.generation}_{spec.dtype}"].append(record)
+    console = Console(stderr=True, highlight=False)
     fits, failure = {}, None
-    for name, group in sorted(groups.items()):
+    for number, (name, group) in enumerate(sorted(groups.items()), 1):
+        console.print(f"fitting {name}, {number} of {len(groups)}: {len(group):,} records", soft_wrap=True)
         try:
             fits[name] = fit(group, specs, device)
         except CalibrationError as error:
             failure = error
-            Console(stderr=True, highlight=False).print(f"{name} is left out: {error}", soft_wrap=True)
+            console.print(f"{name} is left out: {error}", soft_wrap=True)
     if failure is not None and not fits:
         raise failure
     return fits

@@ -108,7 +108,7 @@ def _draw_schedules(console: Console) -> None:
     }
     tiles, iters = plans["data-parallel"].tiles, plans["data-parallel"].iters_per_tile
     console.print("[bold]{} x {} x {}[/]".format(*DRAWN), f"drawn on 4 SMs: {tiles} tiles of {iters} k-tiles", highlight=False)
-    console.print(legend())
+    console.print(legend(colored=console.color_system is not None))
     for name, plan in plans.items():
         drawn = timeline(plan, fixup_iters=1)
         console.print(f"\n{name}: done after {drawn.length} steps, SMs {plan.efficiency:.0%} busy without fix-up", highlight=False)

@@ -12,13 +12,11 @@ DATA_PARALLEL, STREAM_K, FIXUP, WAIT = "white on blue", "black on green", "white
 TILE_NAMES = digits + "abcdefghijklmnopqrstuvwxyz"
 
 
-def legend(iters: int = 1) -> Text:
-    """``iters``: iterations that a column stands for."""
+def legend(iters: int = 1, colored: bool = True) -> Text:
+    """``iters``: iterations that a column stands for. ``colored``: colours are seen, which alone tell shares from whole tiles."""
     span = "one k-tile" if iters == 1 else f"{iters} k-tiles"
-    return Text.assemble(
-        ("0", DATA_PARALLEL), f" {span} of tile 0, data-parallel  ", ("0", STREAM_K), " the same in a Stream-K share  ",
-        ("+", FIXUP), " adding one partial sum  . waiting",
-    )  # fmt: skip
+    shared = (", data-parallel  ", ("0", STREAM_K), " the same in a Stream-K share  ") if colored else ("  ",)
+    return Text.assemble(("0", DATA_PARALLEL), f" {span} of tile 0", *shared, ("+", FIXUP), " adding one partial sum  . waiting")
 
 
 def column_iters(timeline: Timeline, width: int) -> int:

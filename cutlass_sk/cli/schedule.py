@@ -157,7 +157,7 @@ def _print(line: Timeline, title: str) -> None:
     console = Console(highlight=False)
     iters = column_iters(line, console.width)
     console.print(f"{title}; done after {_count(line.length, 'k-tile')}")
-    console.print(legend(iters))
+    console.print(legend(iters, console.color_system is not None))
     console.print(gantt(line, iters))
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ..provenance import save
-from ..tracing import planned, recording
+from ..tracing import checked, planned, recording
 from .options import written_path
 
 OutputPath = Annotated[Path | None, typer.Option(callback=written_path, help="Write all columns to this file.")]
@@ -26,6 +26,7 @@ def trace(
     html: OutputPath = None,
 ) -> None:
     """Run SCRIPT, record every matrix product that it asks PyTorch for, and plan them."""
+    target = checked(device, measure)
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[0:0] = [str(script), *(arguments or [])], [str(script.resolve().parent)]
     try:
@@ -37,9 +38,10 @@ def trace(
                     raise
     finally:
         sys.argv, sys.path[:] = before
-    made = planned(counts, device, measure=measure)
+    made = planned(counts, target, measure=measure)
     if csv is not None:
         save(csv, made.csv())
     if html is not None:
         save(html, made.html())
-    Console().print(made.table())
+    console = Console()
+    console.print(made.table(console.width))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 from rich.console import Console
+from rich.table import Column
 from rich.table import Table as Listing
 
 from cutlass_sk.device import real, resolve
@@ -25,7 +26,7 @@ from cutlass_sk.ensemble.cli.report import table_path
 from cutlass_sk.ensemble.clocks import Sampler
 from cutlass_sk.ensemble.corpus import NAMES, by_name
 from cutlass_sk.ensemble.planner_sweep import Budget
-from cutlass_sk.ensemble.table import Timing, check_writable, write
+from cutlass_sk.ensemble.table import MADE_UP, Timing, check_writable, write
 from cutlass_sk.errors import DeviceError
 from cutlass_sk.generator.spec import dtype_named
 
@@ -89,7 +90,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     if listed:
-        Console(highlight=False).print(_listing())
+        _print_contenders(Console(highlight=False))
         return
     if output is None:
         raise typer.BadParameter("-o FOLDER says where the times go")
@@ -116,6 +117,7 @@ def bench(
     with Folder(output, source) as folder:
         sizes = [problem for _, problem in problems]
         left = [task for whole in todo if (task := whole.without(folder.done)).timings]
+        before = _problems_done(todo, folder)
         benches = {}
         stream = None if dry_run else torch.cuda.Stream()
         try:
@@ -132,11 +134,11 @@ def bench(
             for one, _ in benches.values():
                 one.close()
             written = folder.compact() if table else output / LOG
-        done = sum(folder.done.issuperset(task.keys.values()) for task in todo)
-    each = len(setups)
-    rate = f", {ran.measured / each / seconds:,.1f} problems/s" if ran.measured else ""
+        done = _problems_done(todo, folder)
+    rate = f", {ran.measured / len(setups) / seconds:,.1f} problems/s" if ran.measured else ""
     cut = "" if ran.complete else "; the budget is spent"
-    tell(f"{done / each:,.6g} of {len(problems):,} problems, {ran.measured / each:,.6g} of them now{rate}{cut}; {written}")
+    mark = f"{MADE_UP}. " if dry_run else ""
+    tell(f"{mark}{done:,} of {len(problems):,} problems, {done - before:,} of them now{rate}{cut}; {written}")
 
 
 @app.command("merge")
@@ -151,7 +153,8 @@ def merge(
     """Shards as one table: folders of one GPU, commit, schema and corpus."""
     table = merged(folders)
     write(output, table)
-    Console(stderr=True, highlight=False).print(f"{output}: {len(table.rows):,} times", soft_wrap=True, markup=False)
+    mark = f"{MADE_UP}. " if table.made_up else ""
+    Console(stderr=True, highlight=False).print(f"{mark}{output}: {len(table.rows):,} times", soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -179,10 +182,25 @@ def show(console: Console, todo: Sequence[Task], left: Sequence[Task]) -> Iterat
         yield lambda task: progress.advance(bar, 1 / each)
 
 
-def _listing() -> Listing:
-    table = Listing("contender", "", "here")
-    for contender in known.CONTENDERS.values():
-        table.add_row(contender.name, contender.description, contender.unavailable() or "yes")
-    each = f"the oracle's kernels, each a contender of its own: {', '.join(name for name in known.each_of_oracle())}"
-    table.add_row(f"{known.ONE_OF_ORACLE}each", each, known.CONTENDERS["oracle"].unavailable() or "yes")
-    return table
+def _problems_done(todo: Iterable[Task], folder: Folder) -> int:
+    """Problems of which all that is to do is in the folder."""
+    whole: dict[int, bool] = {}
+    for task in todo:
+        whole[task.place] = whole.get(task.place, True) and folder.done.issuperset(task.keys.values())
+    return sum(whole.values())
+
+
+def _print_contenders(console: Console) -> None:
+    """The contenders, and under them why some cannot be timed here: each reason once."""
+    each = f"the oracle's kernels, each a contender of its own: {', '.join(known.each_of_oracle())}"
+    rows = [(one.name, one.description, one.unavailable()) for one in known.CONTENDERS.values()]
+    rows.append((f"{known.ONE_OF_ORACLE}each", each, known.CONTENDERS["oracle"].unavailable()))
+    table = Listing(Column("contender", no_wrap=True), Column("", overflow="fold"), "here")
+    reasons: dict[str, list[str]] = {}
+    for name, description, why in rows:
+        table.add_row(name, description, "no" if why else "yes")
+        if why:
+            reasons.setdefault(why, []).append(name)
+    console.print(table)
+    for why, names in reasons.items():
+        console.print(f"{'all' if len(names) == len(rows) else ', '.join(names)}: {why}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.status import Status
+from rich.table import Table as Listing
 
 from cutlass_sk.cli.options import written_path
 from cutlass_sk.ensemble import report as made
@@ -17,13 +20,25 @@ from cutlass_sk.ensemble.bench_store import LOG
 from cutlass_sk.ensemble.report import curves, groups
 from cutlass_sk.ensemble.report import sizes as library
 from cutlass_sk.ensemble.report.drawing import Picture
-from cutlass_sk.ensemble.table import SUFFIX, merged, no_search_for_cycles, write
+from cutlass_sk.ensemble.report.groups import TIMINGS
+from cutlass_sk.ensemble.table import MADE_UP, SUFFIX, merged, no_search_for_cycles, write
 from cutlass_sk.ensemble.table_records import read_any
 from cutlass_sk.errors import WriteError
 from cutlass_sk.provenance import save
 
 PICTURES = "pictures"
 """The folder of pictures in the folder of a report."""
+HEADLINE = {
+    "set_vs_cublas": "set/\ncuBLAS",
+    "set_vs_oracle": "set/\noracle",
+    "set_vs_exhaustive": "set/\nbest",
+    "single_vs_cublas": "one/\ncuBLAS",
+    "single_vs_data_parallel": "one/\nits dp",
+}
+"""Ratios that are printed, and what heads their columns."""
+READING = """Speed-up, geometric means; above 1 the first is faster. set: the Stream-K set, as
+planned; one: its first kernel; its dp: that kernel data-parallel; best: the
+fastest plan of a search"""
 
 
 def table_path(path: Path | None) -> Path | None:
@@ -52,13 +67,27 @@ def report(
     table: Annotated[
         Path | None, typer.Option("--table", callback=table_path, help="Also write all times as one table, .parquet.")
     ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", callback=written_path, help="Also write all tables as Markdown to this file.")
+    ] = None,
 ) -> None:
-    """The report of measured times: ratios, tables (printed as Markdown), pictures, and one page. Needs no GPU."""
-    with no_search_for_cycles():
-        _report(records, output, curve, size, table)
+    """The report of measured times: ratios, tables, pictures, and one page; prints the chief ratios. Needs no GPU."""
+    console = Console(stderr=True, highlight=False)
+    with no_search_for_cycles(), console.status("reading") as status:
+        text = _report(records, output, curve, size, table, markdown, status)
+    console.print(text, soft_wrap=True, markup=False)
 
 
-def _report(records: list[Path], output: Path, curve: Path | None, size: Path | None, table: Path | None) -> None:
+def _report(
+    records: list[Path],
+    output: Path,
+    curve: Path | None,
+    size: Path | None,
+    table: Path | None,
+    markdown: Path | None,
+    status: Status,
+) -> str:
+    """Writes all and prints the headline; gives what is said in the end. ``status`` is shown on a terminal alone."""
     read = [(path.name, read_any(path)) for path in records]
     whole = merged(read)
     grown = None if curve is None else (curve.name, curves.read_curves(curve))
@@ -68,7 +97,12 @@ def _report(records: list[Path], output: Path, curve: Path | None, size: Path | 
         write(table, whole)
     files = [_file(path, f"{len(found.rows):,} times") for path, (_, found) in zip(records, read, strict=True)]
     found, device = made.grouped(whole), groups.gpu(whole)
-    pictures: dict[str, list[Picture]] = {group.title: made.of_group(group, device) for group in found if len(group.problems) > 1}
+    pictures: dict[str, list[Picture]] = {}
+    for number, group in enumerate(found, 1):
+        status.update(f"drawing {number} of {len(found)}: {group.subject}")
+        if len(group.problems) > 1:
+            pictures[group.title] = made.of_group(group, device)
+    status.update("writing")
     grids = []
     if size is not None and weighed is not None:
         files.append(_file(size, f"sizes of {sum(map(len, weighed.libraries.values()))} libraries"))
@@ -84,9 +118,35 @@ def _report(records: list[Path], output: Path, curve: Path | None, size: Path | 
         save(output / PICTURES / f"{picture.name}.svg", picture.svg)
     save(output / "summary.json", json.dumps(summary, indent=1) + "\n")
     save(output / "index.html", made.page(whole, sections, pictures, summary, device, grids))
-    texts = [*(section.markdown() for section in sections), *(grid.markdown() for grid in grids)]
-    sys.stdout.write("\n\n".join(texts) + "\n")
-    Console(stderr=True, highlight=False).print(f"{output / 'index.html'}: {len(whole.rows):,} times", soft_wrap=True, markup=False)
+    if markdown is not None:
+        save(markdown, made.markdown(sections, grids))
+    status.stop()
+    if whole.made_up:
+        print(f"{MADE_UP}.")
+    print(READING)
+    Console(highlight=False).print(headline(found))
+    mark = f"{MADE_UP}. " if whole.made_up else ""
+    return f"{mark}{output / 'index.html'}: {len(whole.rows):,} times"
+
+
+def headline(found: Sequence[made.Group]) -> Listing:
+    """The chief ratios, a group a row; those that no group has are left out."""
+    names = [name for name in HEADLINE if any(name in group.ratios for group in found)]
+    table = Listing(box=SIMPLE, show_edge=False, collapse_padding=True, pad_edge=False)
+    table.add_column("times", overflow="fold")
+    for heading in ("n", *(HEADLINE[name] for name in names)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    dtypes = ""
+    for group in found:
+        means = [group.ratios[name].geomean if name in group.ratios else None for name in names]
+        if not any(means):
+            continue
+        if group.dtypes != dtypes:
+            dtypes = group.dtypes
+            table.add_row(dtypes, style="bold")
+        cells = ("-" if mean is None else f"{mean:.3f}" for mean in means)
+        table.add_row(f" {group.corpus}, {TIMINGS[group.timing]}", f"{len(group.problems):,}", *cells)
+    return table
 
 
 def _folder(path: Path) -> None:

@@ -20,8 +20,8 @@ from cutlass_sk.ensemble.library_size import Library, Name, Point, Request
 from cutlass_sk.provenance import provenance, save
 
 CAPTION = (
-    "GPU code, in bytes: for compute capability 9.0, blackwell's for 10.0, cuBLAS's unpacked. vs cuBLAS: geometric mean of its "
-    "time over this library's (--performance); a MB: the same for each 10^6 bytes of GPU code"
+    "*: as recorded, not weighed here. GPU code, in bytes: for compute capability 9.0, blackwell's for 10.0, cuBLAS's unpacked. "
+    "vs cuBLAS: geometric mean of its time over this library's (--performance); a MB: the same for each 10^6 bytes of GPU code"
 )
 
 
@@ -78,7 +78,7 @@ def _show(console: Console, request: Request, found: Sequence[Library], points: 
         console.print(f"{library.name}: {library.meaning}{code}{'; ' if library.note else ''}{library.note}", soft_wrap=True)
     if missing := sum(library.missing for library in found):
         console.print(
-            f"{missing} kernels are not built: a library without all of its own has no total, or one that was recorded.",
+            f"{missing} kernels are not built here: a library without all of its own has no total, or one that was recorded (*).",
             soft_wrap=True,
         )
     if details:
@@ -100,8 +100,9 @@ def table(request: Request, libraries: Sequence[Library]) -> Table:
         made.add_column(heading, justify="right", no_wrap=True)
     for one in libraries:
         unknown = "not built" if one.missing else "-"
+        recorded = one.code_bytes is not None and (one.missing or one.name == "ensemble")
         made.add_row(
-            one.name,
+            f"{one.name}{'*' if recorded else ''}",
             _number(one.kernels),
             _number(one.code_bytes, unknown),
             _number(one.bytes_per_kernel),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.ratios import by_half_decade
+from cutlass_sk.ensemble.table import MADE_UP
 
 from . import beside
 from .grid import Grid, marked
@@ -49,16 +50,25 @@ def sections(groups: Sequence[Group]) -> list[Section]:
     return found
 
 
+def markdown(sections: Sequence[Section], grids: Sequence[Grid] = ()) -> str:
+    """All sections, and tables of no group after them, as one text; a first line says so where times are made up."""
+    mark = [f"{MADE_UP}: nothing below was measured."] if any(section.group.made_up for section in sections) else []
+    return "\n\n".join([*mark, *(section.markdown() for section in sections), *(grid.markdown() for grid in grids)]) + "\n"
+
+
 def missing(group: Group) -> str:
-    """What a group has no numbers of, in a sentence or two."""
+    """What a group has no numbers of, in a sentence or two; of times that are made up, that nothing was measured."""
     measured = group.ratios
     absent = [title for name, (_, _, title) in RATIOS.items() if name not in measured]
     text = f"Not measured: {'; '.join(absent)}." if absent else "Every ratio was measured."
+    text = "Nothing was measured." if group.made_up else text
     counts = []
     for contender, statuses in group.left_out().items():
         told = ", ".join(f"{count:,} {status.replace('_', ' ')}" for status, count in statuses.items())
         counts.append(f"{contender}: {told}")
-    return f"{text} Not counted: {'; '.join(counts)}." if counts else f"{text} All measurements count."
+    if counts:
+        return f"{text} Not counted: {'; '.join(counts)}."
+    return text if group.made_up else f"{text} All measurements count."
 
 
 def _ratios(group: Group) -> Grid:

@@ -10,7 +10,7 @@ from cutlass_sk.device import PRESETS, Device
 from cutlass_sk.ensemble.corpus import Problem
 from cutlass_sk.ensemble.planner_report import COMPUTE_BOUND, DTYPES
 from cutlass_sk.ensemble.ratios import Ratios
-from cutlass_sk.ensemble.table import Measurement, Table
+from cutlass_sk.ensemble.table import MADE_UP, Measurement, Table
 from cutlass_sk.generator.spec import ELEMENT_BYTES
 
 RATIOS: dict[str, tuple[str, str, str]] = {
@@ -58,13 +58,18 @@ NOISE = "cublas_again"
 
 @dataclass(frozen=True)
 class Group:
-    """What may be compared. ``problems``: each problem's measurements, by contender."""
+    """What may be compared.
+
+    problems   each problem's measurements, by contender
+    made_up    whether the times are of a dry run
+    """
 
     dtype: str
     out_dtype: str
     corpus: str
     timing: str
     problems: Mapping[Problem, Mapping[str, Measurement]]
+    made_up: bool = False
     _times: dict[str, dict[Problem, float]] = field(default_factory=dict, compare=False, repr=False)
     _pairs: dict[str, list[tuple[Problem, float]]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -79,9 +84,15 @@ class Group:
         return self.corpus.replace("/", "_")
 
     @property
-    def title(self) -> str:
+    def subject(self) -> str:
+        """Dtypes, corpus and timing mode."""
         arrow = self.dtype if self.dtype == self.out_dtype else f"{self.dtype} -> {self.out_dtype}"
         return f"{arrow}: {self.corpus}, {TIMINGS[self.timing]}"
+
+    @property
+    def title(self) -> str:
+        """The subject, which says so where times are made up."""
+        return f"{MADE_UP}. {self.subject}" if self.made_up else self.subject
 
     @cached_property
     def contenders(self) -> list[str]:
@@ -161,7 +172,7 @@ def grouped(table: Table) -> list[Group]:
         pair = (group.dtype, group.out_dtype)
         return order.index(pair) if pair in order else len(order), -len(group.problems)
 
-    return sorted((Group(*key, problems) for key, problems in found.items()), key=place)
+    return sorted((Group(*key, problems, table.made_up) for key, problems in found.items()), key=place)
 
 
 def gpu(table: Table) -> Device:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble.planner_report import COMPUTE_BOUND, DTYPES
-from cutlass_sk.ensemble.table import Table
+from cutlass_sk.ensemble.table import MADE_UP, Table
 
 from .drawing import Picture
 from .grid import Grid
@@ -60,13 +60,14 @@ def page(
 ) -> str:
     """The page. ``pictures``: by the title of their group; under "" those of library size, as are the tables ``sizes``."""
     groups = [section.group for section in sections]
+    mark = f"{MADE_UP}. " if table.made_up else ""
     head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>cutlass_sk: report</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{mark}cutlass_sk: report</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{_part("page.css")}</style></head>\n<body>'
     )
     parts = [
         head,
-        "<h1>Stream-K and what it is compared with</h1>",
+        f"<h1>{mark}Stream-K and what it is compared with</h1>",
         _navigation(sections, bool(pictures.get("") or sizes)),
         _about(table, groups, summary, device),
     ]

@@ -10,6 +10,7 @@ from cutlass_sk.cli import picture
 from cutlass_sk.device import Device
 from cutlass_sk.ensemble.planner_report import COMPUTE_BOUND
 from cutlass_sk.ensemble.ratios import by_half_decade, half_decade
+from cutlass_sk.ensemble.table import MADE_UP
 
 from .drawing import LINE, OTHER, Picture, drawn, finish, log_ticks, new_figure, panels_of, plain
 from .groups import CONTENDERS, RATIOS, Group
@@ -83,7 +84,7 @@ def _utilisation(group: Group, device: Device) -> Figure:
                 axes.set_ylabel(f"utilisation (% of {peak:g} TFLOP/s)")
             finish(axes)
         figure.legend(loc="outside lower center", frameon=False)
-        figure.suptitle(plain(f"{group.title}, against the data sheet of {device.name}"), weight="bold")
+        _head(figure, group, f"{group.subject}, against the data sheet of {device.name}")
     return figure
 
 
@@ -116,8 +117,13 @@ def _speedup(group: Group) -> Figure:
             finish(axes)
         panels[0].set_ylabel("cuBLAS's time over ours (above 1: ours is faster)")
         _legend(figure, panels, len(every) / len(names), ncols=2)
-        figure.suptitle(plain(f"Speed-up over cuBLAS, {group.title}"), weight="bold")
+        _head(figure, group, f"Speed-up over cuBLAS, {group.subject}")
     return figure
+
+
+def _head(figure: Figure, group: Group, text: str) -> None:
+    """The title, under a line that says so where times are made up."""
+    figure.suptitle(plain(f"{MADE_UP}\n{text}" if group.made_up else text), weight="bold")
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:

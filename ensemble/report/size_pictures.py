@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {"set": "#0077BB", "single": "#EE7733", "data_parallel": "#EE3377", "cublas": "#009988", "cublaslt": "#009988"}
-LABELS = {"cublas": (0, 11, "center"), "cublaslt": (0, -11, "center"), "ensemble": (2, -11, "left")}
+LABELS = {
+    "set": (0, 11, "center"),
+    "single": (-9, 3, "right"),
+    "data_parallel": (-9, -3, "right"),
+    "oracle_of_set": (9, -9, "left"),
+    "cublas": (0, 11, "center"),
+    "cublaslt": (0, -11, "center"),
+    "ensemble": (2, -11, "left"),
+}
 """Where the labels of points lie that would else cover others: points across and up, and which of its sides is there."""
 ENSEMBLE = "a data-parallel ensemble, grown kernel by kernel"
 
@@ -65,12 +73,16 @@ def of_sizes(sizes: Sizes) -> Picture | None:
                 above.plot(*zip(*steps, strict=True), color=OTHER, linewidth=1.2, marker=".", label=ENSEMBLE)
             for name, size in known[dtypes].items():
                 at = (size.cubin_bytes or 0) / MEGABYTE, size.vs_cublas or 1.0
-                above.plot(*at, color=COLORS.get(name, OTHER), marker="o", markersize=7, linestyle="none")
+                large = name not in COLORS  # a set and its oracle may lie in one place: the oracle's is a ring then
+                look: dict[str, Any] = {"markersize": 9 if large else 7, "zorder": 2.5 if large else 3, "linestyle": "none"}
+                above.plot(*at, color=COLORS.get(name, OTHER), marker="o", **look)
                 across, up, side = LABELS.get(name, (9, 0, "left"))
                 above.annotate(name, at, (across, up), textcoords="offset points", va="center", ha=side)
             above.axhline(1.0, color=LINE, linewidth=0.8)
             above.set(xscale="log", xlabel="GPU code for one architecture (MB)", title=" -> ".join(dict.fromkeys(DTYPES[dtypes])))
-            above.margins(x=0.14, y=0.12)
+            above.margins(y=0.12)
+            least, most = above.dataLim.intervalx
+            above.set_xlim(least / (most / least) ** 0.45, most * (most / least) ** 0.15)  # the first ones' labels lie to the left
             log_ticks(above)
             _bars(below, known[dtypes], max(len(known[one]) for one in shown))
             finish(above)

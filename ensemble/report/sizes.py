@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_sk.ensemble.planner_report import DTYPES
-from cutlass_sk.ensemble.table import TableError
+from cutlass_sk.ensemble.table import MADE_UP, TableError
 from cutlass_sk.errors import reason
 
 from .grid import Grid
@@ -99,7 +99,7 @@ TIMED_AS = {"oracle_hopper": "oracle"}
 def with_performance(sizes: Sizes, groups: Sequence[Group]) -> Sizes:
     """The sizes with the performance that ``groups`` measured, back to back, on the largest corpus of each pair of dtypes.
 
-    Contenders that need the same binaries as others (``JOIN``) join."""
+    Contenders that need the same binaries as others (``JOIN``) join. The origin says so where times are made up."""
     made: dict[str, dict[str, Size]] = {}
     for dtypes, libraries in sizes.libraries.items():
         own = dict(libraries)
@@ -114,7 +114,8 @@ def with_performance(sizes: Sizes, groups: Sequence[Group]) -> Sizes:
                 if ratios is not None:
                     own[name] = Size(size.kernels, size.cubin_bytes, size.so_bytes, size.meaning, ratios.geomean)
         made[dtypes] = own
-    return Sizes(sizes.origin, sizes.provenance, made, sizes.curves)
+    made_up = any(group.made_up for group in groups)
+    return Sizes(f"{MADE_UP}; {sizes.origin}" if made_up else sizes.origin, sizes.provenance, made, sizes.curves)
 
 
 def measured_by(groups: Sequence[Group], dtypes: str) -> Group | None:
