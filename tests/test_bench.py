@@ -402,6 +402,7 @@ def test_errors_of_the_command_line(tmp_path: Path, cutlass_sk: CommandLine, mon
         (("--dry-run", "--contenders", "set,cutlass"), "contender 'cutlass' is not known; there are set, single"),
         (("--dry-run", "--dtype", "int8"), "'int8' is no dtype; there are float16"),
         (("--dry-run", "--shard", "3/3"), "'3/3' is no shard"),
+        (("--dry-run", "--limit", "2", "--shard", "2/3"), "--shard 2/3 of 2 problems is none"),
     ):
         status, _, err = cutlass_sk(*folder, *options)
         assert status == 2 and message in " ".join(err.replace("│", " ").split())

@@ -207,6 +207,16 @@ def test_the_command(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     assert [(file["file"], file["holds"]) for file in sources] == [("five.parquet", "15 times"), (CURVES.name, "3 curves")]
 
 
+def test_pictures_of_corpora_with_similar_names_lie_side_by_side(cutlass_sk: CommandLine, tmp_path: Path) -> None:
+    """A file's name keeps only ASCII of a corpus's."""
+    rows = tuple(row._replace(corpus=name) for name in ("один", "два") for row in FIVE.rows)
+    write(tmp_path / "both.parquet", Table(rows, (SOURCE,)))
+    assert cutlass_sk("report", str(tmp_path / "both.parquet"), "-o", str(tmp_path / "report"))[0] == 0
+    pictures = {path.stem: path.read_bytes() for path in (tmp_path / "report/pictures").glob("speedup*.svg")}
+    first = "speedup-float16-back-to-back"
+    assert set(pictures) == {first, f"{first}-2"} and pictures[first] != pictures[f"{first}-2"]
+
+
 def test_what_is_made_up_says_so_everywhere(cutlass_sk: CommandLine, tmp_path: Path) -> None:
     table, folder, text = tmp_path / "dry.parquet", tmp_path / "report", tmp_path / "all.md"
     write(table, Table(FIVE.rows, ({**SOURCE, "made_up": True},)))

@@ -94,7 +94,8 @@ def bench(
         return
     if output is None:
         raise typer.BadParameter("-o FOLDER says where the times go")
-    chosen, dtypes, part = known.chosen(contenders.split(",")), pairs(dtype), shard_of(shard)
+    chosen = known.chosen([name.strip() for name in contenders.split(",")])
+    dtypes, part = pairs(dtype), shard_of(shard)
     if not dry_run:
         if not torch.cuda.is_available():
             raise DeviceError("bench measures on a CUDA GPU and there is none; --dry-run makes the times up without one")
@@ -105,7 +106,10 @@ def bench(
         check_writable()
     device = resolve("h200") if dry_run else real(torch.cuda.current_device())
     found = by_name(corpus, sms=device.sms)
-    problems = made.ordered(found, limit)[part[0] :: part[1]]
+    whole = made.ordered(found, limit)
+    problems = whole[part[0] :: part[1]]
+    if not problems:
+        raise typer.BadParameter(f"--shard {shard} of {len(whole):,} problems is none; use fewer shards")
     setups = [made.setup_of(name, device, layout) for name in dtypes]
     source = made.source(found, device, chosen, layout=layout, dry=dry_run, commit=commit, shard=shard)
     todo = list(made.tasks(problems, setups, TIMINGS[timing], isolated_every))

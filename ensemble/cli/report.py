@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -113,7 +115,7 @@ def _report(
         files.append(_file(curve, f"{len(grown[1])} curves"))
         pictures[""] = [*pictures.get("", ()), made.of_curves(grown[1], grown[0])]
     summary, sections = made.summarize(whole, found, files, weighed), made.sections(found)
-    for picture in (picture for several in pictures.values() for picture in several):
+    for picture in _named_apart(picture for several in pictures.values() for picture in several):
         save(output / PICTURES / f"{picture.name}.png", picture.png)
         save(output / PICTURES / f"{picture.name}.svg", picture.svg)
     save(output / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -159,3 +161,11 @@ def _folder(path: Path) -> None:
 def _file(path: Path, holds: str) -> dict[str, str]:
     data = (path / LOG if path.is_dir() else path).read_bytes()
     return {"file": path.name, "sha256": sha256(data).hexdigest(), "holds": holds}
+
+
+def _named_apart(pictures: Iterable[Picture]) -> Iterator[Picture]:
+    """Pictures whose names, which keep what a file may be called of a corpus, are numbered where they would be the same."""
+    names: Counter[str] = Counter()
+    for picture in pictures:
+        names[picture.name] += 1
+        yield picture if names[picture.name] == 1 else replace(picture, name=f"{picture.name}-{names[picture.name]}")
