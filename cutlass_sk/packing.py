@@ -112,10 +112,10 @@ def _target(device: Device) -> str:
 
 
 def _prebuilt(device: Device) -> Path | None:
-    """A library that came compiled for ``device`` and packs, for whichever target its kernels are."""
+    """A library that came compiled and packs on ``device``, for whichever target its kernels are."""
     major, minor = device.capability
-    own = f"{major}{minor}"
-    found = (prebuilt.find_packing(target) for target in dict.fromkeys((_target(device), own, "80")))
+    targets = dict.fromkeys((_target(device), f"{major}{minor}", f"{major}0"))
+    found = (prebuilt.find_packing(target) for target in targets)
     return next((library for library in found if library is not None), None)
 
 
