@@ -214,11 +214,11 @@ class Gemm:
         """c <- alpha * a @ b + beta * c, enqueued on ``stream`` (default: torch's current one on the operands' GPU); returns c.
 
         a       (m, k), ``dtype``; row- or column-major, views included, at any address. Aligned ones (16 bytes, both pointer and
-                leading dimension) are read in place; others are packed by a copy first.
+                leading dimension) are read in place; others are packed first. Small float64 ones are read as they lie.
         b       (k, n), likewise
-        c       (m, n), ``out_dtype``; default a new row-major tensor, and then beta must be 0. Row-major and aligned: written in
-                place, and so is a column-major one, as c^T = b^T a^T, unless ``plan`` is given; otherwise through a temporary. With
-                beta == 0 its old values are never read.
+        c       (m, n), ``out_dtype``; default a new row-major tensor, and then beta must be 0. Row-major: written in place, at
+                any address (16-bit and float32 ones of ``sm80`` kernels: where they are aligned), and so is a column-major one, as
+                c^T = b^T a^T, unless ``plan`` is given; otherwise through a temporary. With beta == 0 its old values are never read.
         alpha, beta   real numbers, or 0-d tensors; rounded to the type of sums. 0 takes nothing from what it scales, not even NaN.
                 One that lies on the operands' GPU is not waited for: the sums are scaled after a product that leaves them in their
                 type, by a kernel of the same tile, which may have to be built
