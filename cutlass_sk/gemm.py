@@ -217,8 +217,8 @@ class Gemm:
                 leading dimension) are read in place; others are packed first. Small float64 ones are read as they lie.
         b       (k, n), likewise
         c       (m, n), ``out_dtype``; default a new row-major tensor, and then beta must be 0. Row-major: written in place, at
-                any address (16-bit and float32 ones of ``sm80`` kernels: where they are aligned), and so is a column-major one, as
-                c^T = b^T a^T, unless ``plan`` is given; otherwise through a temporary. With beta == 0 its old values are never read.
+                any address (by ``sm80`` kernels of 16-bit operands only where it is aligned), and so is a column-major one, as
+                c^T = b^T a^T, unless ``plan`` is given; otherwise through a temporary. With beta == 0 its old values are not read.
         alpha, beta   real numbers, or 0-d tensors; rounded to the type of sums. 0 takes nothing from what it scales, not even NaN.
                 One that lies on the operands' GPU is not waited for: the sums are scaled after a product that leaves them in their
                 type, by a kernel of the same tile, which may have to be built
