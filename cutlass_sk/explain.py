@@ -10,6 +10,7 @@ from .device import Device
 from .generator.spec import KernelSpec
 from .model import Terms
 from .plan import Plan
+from .work import NOTHING, load
 
 BOUNDS = {
     "launch": "launching",
@@ -114,10 +115,10 @@ def explain(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: Devic
     """Every candidate that the planner scores for c[m, n] = a[m, k] @ b[k, n]; the first is what ``planner.make_plan`` gives."""
     winner = planner.make_plan(m, n, k, kernels, device)
     chosen, found = planner.kernel_set(tuple(kernels), device), []
-    for scored in planner.scored(winner.m, winner.n, winner.k, kernels, device, planner.NOTHING):
+    for scored in planner.scored(winner.m, winner.n, winner.k, kernels, device, NOTHING):
         packing = chosen.packing_us(winner.m, winner.n, winner.k, scored.work.spec.alignment)
-        terms = scored.work.profile.terms(planner.load(scored.work, scored.choice), packing)
-        found.append(Candidate(planner.build(scored, planner.NOTHING), terms))
+        terms = scored.work.profile.terms(load(scored.work, scored.choice), packing)
+        found.append(Candidate(planner.build(scored, NOTHING), terms))
     # The planner takes kernels in the order of what they cannot do without: among equals, its choice is the winner.
     found.sort(key=lambda one: (one.time_us, one.plan != winner))
     return Explanation(winner.m, winner.n, winner.k, device.name, calibration.described(device), tuple(found))

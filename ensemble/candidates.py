@@ -10,7 +10,8 @@ from cutlass_sk.device import Device
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.options import Options
 from cutlass_sk.plan import RASTER_ORDERS, Plan
-from cutlass_sk.planner import Choice, Scored, Work
+from cutlass_sk.planner import Scored
+from cutlass_sk.work import Choice, Work, cut_up, score
 
 MOST_SPLITS = 12
 SWIZZLES = (1, 2, 4, 8)
@@ -30,9 +31,9 @@ def candidates(m: int, n: int, k: int, kernels: Sequence[KernelSpec], device: De
     for spec in kernels:
         if spec.with_layouts("t", "t") not in eligible:
             continue
-        work = planner.cut_up(m, n, k, spec, device)
+        work = cut_up(m, n, k, spec, device)
         for choice in dict.fromkeys(choices(work)):
-            scored = Scored(planner.score(work, choice), work, choice)
+            scored = Scored(score(work, choice), work, choice)
             for options in rasters(work, choice):
                 plan = planner.build(scored, options)
                 plans.setdefault(identity(plan), plan)

@@ -32,6 +32,7 @@ from cutlass_sk.generator.spec import KernelSpec, at_all_widths
 from cutlass_sk.model import Constants, Limits, Profile
 from cutlass_sk.options import Options
 from cutlass_sk.timing import Pool
+from cutlass_sk.work import Choice, cut_up, load, score
 
 H200 = PRESETS["h200"]
 FAMILY = families("float16", "float16", "sm90a")
@@ -68,7 +69,7 @@ def synthetic(constants: dict[str, Constants], limits: Limits, specs: list[Kerne
         for spec in specs:
             made = Profile(spec, H200.sms, constants[spec.family], limits, device_sms=H200.sms)
             for one in candidates(shape, [spec.with_layouts("t", "n")]):
-                found.append(recorded(one, spec.with_layouts("t", "n"), made.time_us(planner.load(one.work, one.choice))))
+                found.append(recorded(one, spec.with_layouts("t", "n"), made.time_us(load(one.work, one.choice))))
     return found
 
 
@@ -91,10 +92,10 @@ def test_the_fit_predicts_by_the_model_s_own_equation(
     table = fitting.columns([recorded(one, spec, 1.0) for one in scored], {spec.family: spec}, H200, [spec.family])
     per_kernel = {name: np.array([getattr(constants, name)]) for name in fitting.PER_KERNEL}
     predicted = fitting.predict(table, per_kernel, dataclasses.asdict(limits))
-    assert predicted == pytest.approx([planner.score(one.work, one.choice) for one in scored], rel=1e-9)
+    assert predicted == pytest.approx([score(one.work, one.choice) for one in scored], rel=1e-9)
     for one in scored:
-        terms = profile.terms(planner.load(one.work, one.choice))
-        assert terms.total == planner.score(one.work, one.choice) and min(terms) >= 0
+        terms = profile.terms(load(one.work, one.choice))
+        assert terms.total == score(one.work, one.choice) and min(terms) >= 0
 
 
 def test_a_fit_recovers_the_constants_that_made_the_times() -> None:
@@ -275,10 +276,10 @@ def test_more_k_is_never_expected_to_be_faster(shape: tuple[int, int, int], more
     profile = Profile(spec, H200.sms, calibration.constants(FAMILY[0], H200), LIMITS, device_sms=H200.sms)
 
     def time_us(k: int) -> float:
-        work = planner.cut_up(m, n, k, spec.with_layouts("t", "n"), H200)._replace(profile=profile)
+        work = cut_up(m, n, k, spec.with_layouts("t", "n"), H200)._replace(profile=profile)
         shared = splits > 1 and work.work_tiles * splits <= work.slots
-        choice = planner.Choice(work.work_tiles, work.work_tiles * splits, splits) if shared else planner.Choice()
-        return planner.score(work, choice)
+        choice = Choice(work.work_tiles, work.work_tiles * splits, splits) if shared else Choice()
+        return score(work, choice)
 
     k = 64 * max(steps, splits)
     assert time_us(k + 64 * more) >= time_us(k) - 1e-9
@@ -299,12 +300,12 @@ def test_faster_gpus_and_better_rows_are_never_expected_to_be_slower(shape: tupl
     ]
     base = Profile(spec, H200.sms, constants, LIMITS, device_sms=H200.sms)
     for one in candidates((m, n, 8 * steps), [spec]):
-        load = planner.load(one.work, one.choice)
+        asked = load(one.work, one.choice)
         for faster, limits in better:
-            assert Profile(spec, H200.sms, faster, limits, device_sms=H200.sms).time_us(load) <= base.time_us(load) + 1e-9
-        times = [base.time_us(load._replace(row_bytes_a=row, row_bytes_b=row)) for row in (16, 32, 64, 128)]
+            assert Profile(spec, H200.sms, faster, limits, device_sms=H200.sms).time_us(asked) <= base.time_us(asked) + 1e-9
+        times = [base.time_us(asked._replace(row_bytes_a=row, row_bytes_b=row)) for row in (16, 32, 64, 128)]
         assert times == sorted(times, reverse=True)
-        assert base.floor_us(load.work_iters, load.bytes_moved) <= base.time_us(load)
+        assert base.floor_us(asked.work_iters, asked.bytes_moved) <= base.time_us(asked)
 
 
 def test_fit_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ from cutlass_sk.errors import LaunchError
 from cutlass_sk.generator import abi, find
 from cutlass_sk.kernel import load_kernel, plan_struct, problem_struct
 from cutlass_sk.options import Options
-from cutlass_sk.planner import Choice, Scored, build, cut_up, make_plan
+from cutlass_sk.planner import Scored, build, make_plan
+from cutlass_sk.work import Choice, cut_up
 
 spec, architecture = find(sys.argv[1]), sys.argv[2]
 kernel = load_kernel(spec, architecture)

@@ -24,6 +24,7 @@ from cutlass_sk.generator.spec import KernelSpec, at_all_widths
 from cutlass_sk.options import INT_MAX, Options
 from cutlass_sk.plan import CLUSTER_SPLITS, DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
 from cutlass_sk.planner import decide, kernel_set, make_plan, scored
+from cutlass_sk.work import score
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]
 HOPPER = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64), (2, 1))
@@ -390,10 +391,10 @@ def test_packing_is_part_of_what_a_call_is_expected_to_take() -> None:
     kernels = kernel_set(families("float16", "float16", "sm90a"), H200)
     assert kernels.packing_us(1, 8, 9, 8) == 0 < kernels.packing_us(1, 9, 9, 8) < kernels.packing_us(2, 9, 9, 8)
     aligned, packed = (decide(1000, 1000, k, kernels) for k in (1000, 999))
-    assert packed.time_us - planner.score(packed.work, packed.choice) == pytest.approx(model.packing_us(2 * 999 * 1000))
-    assert aligned.time_us == planner.score(aligned.work, aligned.choice) and model.packing_us(0) == 0
+    assert packed.time_us - score(packed.work, packed.choice) == pytest.approx(model.packing_us(2 * 999 * 1000))
+    assert aligned.time_us == score(aligned.work, aligned.choice) and model.packing_us(0) == 0
     forced = list(planner.scored(1000, 1000, 999, families("float16", "float16", "sm90a"), H200, Options(decomposition="stream_k")))
-    assert all(one.time_us - planner.score(one.work, one.choice) > model.PACKING_US for one in forced)
+    assert all(one.time_us - score(one.work, one.choice) > model.PACKING_US for one in forced)
 
 
 def test_tma_takes_odd_rows_of_float64_where_it_is_alone() -> None:

@@ -17,9 +17,10 @@ from cutlass_sk.generator.catalog import families
 from cutlass_sk.generator.spec import KernelSpec
 from cutlass_sk.options import Options
 from cutlass_sk.plan import CLUSTER_SPLITS, Plan
-from cutlass_sk.planner import Choice, Scored, build, cut_up, make_plan
+from cutlass_sk.planner import Scored, build, make_plan
 from cutlass_sk.reference import execute
 from cutlass_sk.schedule import Reduction, Segment
+from cutlass_sk.work import Choice, cut_up
 
 DOUBLE = replace(HOPPER, dtype="float64", out_dtype="float64")
 TWO_UNITS = make(4, 12, 8, decomposition="stream_k", sk_units=2)

@@ -23,6 +23,7 @@ from ..kernel import Prepared, load_kernel, plan_struct, problem_struct
 from ..options import Options
 from ..plan import Plan
 from ..timing import Pool, buffer_sets, time_us
+from ..work import leading
 from .records import Record
 
 SMALLEST, LARGEST, ALIGNMENT = 128, 8192, 8
@@ -203,7 +204,7 @@ def _launch(
     spec, plan = candidate.spec, candidate.plan
     m, n, k = plan.m, plan.n, plan.k
     kernel, index = load_kernel(spec, device.architecture(spec)), device.index or 0
-    lead_a, lead_b = planner.leading(m, n, k, (spec.layout_a, spec.layout_b))
+    lead_a, lead_b = leading(m, n, k, (spec.layout_a, spec.layout_b))
     problem = problem_struct(m, n, k, lead_a, lead_b, n)
     partials, flags = workspace.partials.data_ptr(), workspace.flags.data_ptr()
     addresses = abi.AddressesStruct(

@@ -16,7 +16,7 @@ from ..errors import CalibrationError, reason
 from ..generator.catalog import DTYPES, GENERATIONS, families
 from ..generator.spec import KernelSpec, at_all_widths
 from ..model import Load
-from ..planner import Choice, Work, cut_up, load
+from ..work import Choice, Work, cut_up, load
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .. import calibration
 from ..device import resolve
 from ..generator.catalog import families
 from ..model import Constants, best_grid, grid_time_us
-from ..planner import cut_up
+from ..work import cut_up
 from .options import DtypeOption, OptionalK, OptionalM, OptionalN, OutputOption, option_names, sizes
 from .picture import curves_picture, save
 

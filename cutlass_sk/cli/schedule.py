@@ -14,8 +14,9 @@ from ..errors import PlanError
 from ..generator.spec import KernelSpec
 from ..options import Options
 from ..plan import Decomposition, Plan
-from ..planner import cut_up, make_plan
+from ..planner import make_plan
 from ..timeline import Timeline, timeline
+from ..work import cut_up
 from .drawing import column_iters, gantt, legend
 from .options import DecompositionOption, OptionalK, OptionalM, OptionalN, OutputOption, SplitsOption, extents, option_names, sizes
 from .picture import save, schedule_picture

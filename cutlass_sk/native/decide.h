@@ -101,7 +101,7 @@ class Decider {
     if (tiles * most < slots) score(kernel, tiles, iters, tiles, std::min(slots, tiles * iters), 1, false);
   }
 
-  /// planner.load and model.Profile.time_us
+  /// work.load and model.Profile.time_us
   void score(size_t kernel, int64_t tiles, int64_t iters, int64_t shared, int64_t units, int64_t splits, bool in_cluster) {
     PackedProfile const& p = kernels_[kernel];
     int64_t const slots = int64_t(p.slots);

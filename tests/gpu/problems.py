@@ -20,6 +20,7 @@ from cutlass_sk.generator.catalog import DTYPES, GENERATIONS, LAYOUTS, families
 from cutlass_sk.generator.spec import Layout
 from cutlass_sk.options import Options
 from cutlass_sk.plan import CLUSTER_SPLITS, RASTER_ORDERS, REDUCTION_MODES
+from cutlass_sk.work import Choice, cut_up
 
 
 def _tested() -> Iterator[KernelSpec]:
@@ -138,11 +139,11 @@ def width_plans(gemm: Gemm, m: int, n: int, k: int) -> list[Plan]:
 
 def cluster_plans(spec: KernelSpec, m: int, n: int, k: int) -> list[Plan]:
     """Splits whose parts add up in clusters, also where more clusters are launched than run at a time."""
-    work = planner.cut_up(m, n, k, spec, real(0))
+    work = cut_up(m, n, k, spec, real(0))
     made = []
     for splits in CLUSTER_SPLITS if spec.cluster_fixup else ():
         if splits <= work.iters_per_tile:
-            choice = planner.Choice(work.work_tiles, work.work_tiles * splits, splits, True)
+            choice = Choice(work.work_tiles, work.work_tiles * splits, splits, True)
             made.append(planner.build(planner.Scored(1.0, work, choice), Options()))
     return made
 
