@@ -1,8 +1,9 @@
 /// Copies matrices whose lines start anywhere into ones whose lines start on 16 bytes, which TMA asks for: one launch for both
 /// operands of a product, which starts while the kernel before it ends, as the product then starts while this one does.
 ///
-/// Sixteen threads copy a piece of a line. Each makes 16 bytes of the copy out of two aligned loads, its own and its neighbour's,
-/// shifted by what the line's start is off: as fast as memory allows, however odd the lines are.
+/// Up to sixteen threads copy a piece of a line, fewer where lines are short. Each makes 16 bytes of the copy out of two aligned
+/// loads, its own and its neighbour's, shifted by what the line's start is off: as fast as memory allows, however odd the lines
+/// are.
 #pragma once
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -14,8 +15,8 @@
 namespace cutlass_sk {
 
 constexpr int kPackThreads = 256, kPackBlocks = 1056;
-/// Threads that copy a piece of a line, how many vectors of 16 bytes each of them makes, and those of a piece.
-constexpr int kPackLanes = 16, kPackVectors = 4, kPieceVectors = kPackLanes * kPackVectors;
+/// The most threads that copy a piece of a line, as a power of 2, and how many vectors of 16 bytes each of them makes at most.
+constexpr int kMostLanesLog2 = 4, kPackVectors = 4;
 
 struct PackMatrix {
   char const* from;
@@ -23,6 +24,8 @@ struct PackMatrix {
   char* to;
   int64_t line_bytes, from_leading, to_leading;
   uint32_t pieces_of_line, pieces;
+  uint32_t warps;
+  int32_t lanes_log2, vectors;  ///< threads that copy a piece, and vectors that each of them makes
 };
 struct PackParams {
   PackMatrix matrices[2];
@@ -67,9 +70,9 @@ __device__ inline uint4 beginning(uint4 vector, int64_t bytes) {
   return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-__device__ inline uint4 shuffled(uint4 vector, int lane) {
-  return make_uint4(__shfl_sync(~0u, vector.x, lane, kPackLanes), __shfl_sync(~0u, vector.y, lane, kPackLanes),
-                    __shfl_sync(~0u, vector.z, lane, kPackLanes), __shfl_sync(~0u, vector.w, lane, kPackLanes));
+__device__ inline uint4 shuffled(uint4 vector, int lane, int lanes) {
+  return make_uint4(__shfl_sync(~0u, vector.x, lane, lanes), __shfl_sync(~0u, vector.y, lane, lanes),
+                    __shfl_sync(~0u, vector.z, lane, lanes), __shfl_sync(~0u, vector.w, lane, lanes));
 }
 
 __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_constant__ params) {
@@ -77,34 +80,34 @@ __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_con
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
-  constexpr uint32_t kStep = kPackLanes * 16;  // bytes from one vector of a thread to its next
-  uint32_t const first = params.matrices[0].pieces, total = first + params.matrices[1].pieces;
-  uint32_t const lane = threadIdx.x % kPackLanes, pieces_at_once = gridDim.x * (kPackThreads / kPackLanes);
-  uint64_t const own = (blockIdx.x * kPackThreads + threadIdx.x) / kPackLanes;
-  // Warps stay whole: the two pieces of one end together.
-  for (uint64_t piece = own; piece - own % (32 / kPackLanes) < total; piece += pieces_at_once) {
-    PackMatrix const& matrix = params.matrices[piece >= first];
-    uint32_t const number = piece < total ? uint32_t(piece) - (piece >= first ? first : 0) : 0;
-    uint32_t const line = number / matrix.pieces_of_line;
-    int64_t const offset = int64_t(number - line * matrix.pieces_of_line) * (kPieceVectors * 16) + lane * 16;
-    int64_t const left = piece < total ? matrix.line_bytes - offset : 0;  // of the line, from the thread's first byte on
+  uint32_t const first = params.matrices[0].warps, total = first + params.matrices[1].warps;
+  // A warp's pieces are of one matrix.
+  for (uint64_t warp = (blockIdx.x * kPackThreads + threadIdx.x) / 32; warp < total; warp += gridDim.x * (kPackThreads / 32)) {
+    PackMatrix const& matrix = params.matrices[warp >= first];
+    int const lanes = 1 << matrix.lanes_log2, lane = int(threadIdx.x) % lanes, step = lanes * 16;
+    uint64_t const own = warp - (warp >= first ? first : 0), piece = (own * 32 + threadIdx.x % 32) >> matrix.lanes_log2;
+    bool const inside = piece < matrix.pieces;
+    uint32_t const number = inside ? uint32_t(piece) : 0, line = number / matrix.pieces_of_line;
+    int64_t const offset = int64_t(number - line * matrix.pieces_of_line) * (kPackVectors * step) + lane * 16;
+    int64_t const left = inside ? matrix.line_bytes - offset : 0;  // of the line, from the thread's first byte on
     char const* const from = matrix.from + line * matrix.from_leading + offset;
     uint32_t const shift = uint32_t(reinterpret_cast<uintptr_t>(from) % 16);
     uint4 loaded[kPackVectors + 1];
 #pragma unroll
     for (int i = 0; i <= kPackVectors; ++i) {
-      // The last one is the neighbour of the sixteenth thread's: the first thread loads it.
-      bool const wanted = int64_t(i * kStep) - shift < left && (i < kPackVectors || lane == 0);
-      loaded[i] = wanted ? load_aligned(matrix, from - shift + i * kStep) : uint4{};
+      // The one behind a thread's last is the neighbour of the last thread's: the first thread loads it.
+      bool const wanted = i <= matrix.vectors && int64_t(i * step) - shift < left && (i < matrix.vectors || lane == 0);
+      loaded[i] = wanted ? load_aligned(matrix, from - shift + i * step) : uint4{};
     }
     char* const to = matrix.to + line * matrix.to_leading + offset;
 #pragma unroll
     for (int i = 0; i < kPackVectors; ++i) {
-      uint4 const following = shuffled(lane == 0 ? loaded[i + 1] : loaded[i], int(lane + 1) % kPackLanes);
+      if (i >= matrix.vectors) break;  // the same for all of a warp
+      uint4 const following = shuffled(lane == 0 ? loaded[i + 1] : loaded[i], (lane + 1) % lanes, lanes);
       uint4 vector = shifted(loaded[i], following, shift);
-      int64_t const bytes = left - i * kStep;
+      int64_t const bytes = left - i * step;
       if (bytes < 16) vector = beginning(vector, bytes);
-      if (bytes > 0) *reinterpret_cast<uint4*>(to + i * kStep) = vector;
+      if (bytes > 0) *reinterpret_cast<uint4*>(to + i * step) = vector;
     }
   }
 }
@@ -119,8 +122,11 @@ inline int32_t fail_pack(CutlassSkResult* result, int32_t status, char const* me
 inline bool describe_matrix(CutlassSkPackMatrix const& given, PackMatrix& matrix) {
   if (given.lines == 0 || given.line_bytes == 0) return true;
   auto const address = [](void const* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
-  int64_t const vectors_of_line = (given.line_bytes + 15) / 16,
-                pieces_of_line = (vectors_of_line + kPieceVectors - 1) / kPieceVectors;
+  int64_t const vectors_of_line = (given.line_bytes + 15) / 16;
+  int lanes_log2 = 0;
+  while (lanes_log2 < kMostLanesLog2 && (int64_t(1) << lanes_log2) < vectors_of_line) ++lanes_log2;
+  int64_t const vectors = (vectors_of_line + (1 << lanes_log2) - 1) >> lanes_log2;
+  int64_t const pieces_of_line = (vectors + kPackVectors - 1) / kPackVectors;
   if (given.lines < 0 || given.line_bytes < 0 || given.lines > UINT32_MAX / pieces_of_line) return false;
   if (address(given.from) % 2 != 0 || given.from_leading % 2 != 0 || given.from_leading < 0 || given.line_bytes % 2 != 0)
     return false;
@@ -134,6 +140,9 @@ inline bool describe_matrix(CutlassSkPackMatrix const& given, PackMatrix& matrix
   matrix.to_leading = given.to_leading;
   matrix.pieces_of_line = uint32_t(pieces_of_line);
   matrix.pieces = uint32_t(given.lines * pieces_of_line);
+  matrix.warps = uint32_t((((uint64_t(matrix.pieces) << lanes_log2)) + 31) / 32);
+  matrix.lanes_log2 = lanes_log2;
+  matrix.vectors = int32_t(vectors < kPackVectors ? vectors : kPackVectors);
   return true;
 }
 
@@ -153,10 +162,10 @@ CUTLASS_SK_EXPORT int32_t cutlass_sk_pack(CutlassSkPack const* given, CutlassSkR
       return fail_pack(result, CUTLASS_SK_MISALIGNED, "a matrix is of sizes or addresses that are not packed");
     }
   }
-  uint64_t const total = uint64_t(params.matrices[0].pieces) + params.matrices[1].pieces;
+  uint64_t const total = uint64_t(params.matrices[0].warps) + params.matrices[1].warps;
   if (total == 0) return CUTLASS_SK_OK;
   if (total > UINT32_MAX) return fail_pack(result, CUTLASS_SK_BAD_PROBLEM, "more pieces to pack than can be counted");
-  uint64_t const blocks = (total * kPackLanes + kPackThreads - 1) / kPackThreads;
+  uint64_t const blocks = (total * 32 + kPackThreads - 1) / kPackThreads;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
