@@ -77,7 +77,7 @@ __device__ inline uint4 shuffled(uint4 vector, int lane, int lanes) {
 
 __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_constant__ params) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  // The product may come and set itself up: it waits for the copies, and these wait for what the product's operands come from.
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
   uint32_t const first = params.matrices[0].warps, total = first + params.matrices[1].warps;
@@ -93,6 +93,9 @@ __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_con
     char const* const from = matrix.from + line * matrix.from_leading + offset;
     uint32_t const shift = uint32_t(reinterpret_cast<uintptr_t>(from) % 16);
     uint4 loaded[kPackVectors + 1];
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 #pragma unroll
     for (int i = 0; i <= kPackVectors; ++i) {
       // The one behind a thread's last is the neighbour of the last thread's: the first thread loads it.
