@@ -22,11 +22,13 @@ from cutlass_sk.jit.toolchain import find_toolchain
 TEXT = '#include <cuda/std/utility>\n__global__ void nothing() {}\nextern "C" int answer() { return 42; }\n'
 
 BUILDER = """
+import signal
 import sys
 from cutlass_sk.jit.build import Source, compile_sources
 from cutlass_sk.jit.key import SCHEMA
 from cutlass_sk.jit.toolchain import find_toolchain
 find_toolchain()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a test run in a shell's background has ignored
 print("ready", flush=True)
 sys.stdin.readline()
 entries = compile_sources([Source(text, text, "90a") for text in sys.argv[1:]])
