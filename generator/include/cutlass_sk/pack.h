@@ -75,6 +75,8 @@ __device__ inline uint4 shuffled(uint4 vector, int lane, int lanes) {
                     __shfl_sync(~0u, vector.z, lane, lanes), __shfl_sync(~0u, vector.w, lane, lanes));
 }
 
+/// short_lines: whether some have too few vectors for the most threads, a number that is worth knowing when this is compiled.
+template <bool short_lines>
 __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_constant__ params) {
 #if __CUDA_ARCH__ >= 900
   // The product may come and set itself up: it waits for the copies, and these wait for what the product's operands come from.
@@ -84,8 +86,9 @@ __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_con
   // A warp's pieces are of one matrix.
   for (uint64_t warp = (blockIdx.x * kPackThreads + threadIdx.x) / 32; warp < total; warp += gridDim.x * (kPackThreads / 32)) {
     PackMatrix const& matrix = params.matrices[warp >= first];
-    int const lanes = 1 << matrix.lanes_log2, lane = int(threadIdx.x) % lanes, step = lanes * 16;
-    uint64_t const own = warp - (warp >= first ? first : 0), piece = (own * 32 + threadIdx.x % 32) >> matrix.lanes_log2;
+    int const lanes_log2 = short_lines ? matrix.lanes_log2 : kMostLanesLog2, vectors = short_lines ? matrix.vectors : kPackVectors;
+    int const lanes = 1 << lanes_log2, lane = int(threadIdx.x) % lanes, step = lanes * 16;
+    uint64_t const own = warp - (warp >= first ? first : 0), piece = (own * 32 + threadIdx.x % 32) >> lanes_log2;
     bool const inside = piece < matrix.pieces;
     uint32_t const number = inside ? uint32_t(piece) : 0, line = number / matrix.pieces_of_line;
     int64_t const offset = int64_t(number - line * matrix.pieces_of_line) * (kPackVectors * step) + lane * 16;
@@ -99,13 +102,13 @@ __global__ void __launch_bounds__(kPackThreads) pack(PackParams const __grid_con
 #pragma unroll
     for (int i = 0; i <= kPackVectors; ++i) {
       // The one behind a thread's last is the neighbour of the last thread's: the first thread loads it.
-      bool const wanted = i <= matrix.vectors && int64_t(i * step) - shift < left && (i < matrix.vectors || lane == 0);
+      bool const wanted = i <= vectors && int64_t(i * step) - shift < left && (i < vectors || lane == 0);
       loaded[i] = wanted ? load_aligned(matrix, from - shift + i * step) : uint4{};
     }
     char* const to = matrix.to + line * matrix.to_leading + offset;
 #pragma unroll
     for (int i = 0; i < kPackVectors; ++i) {
-      if (i >= matrix.vectors) break;  // the same for all of a warp
+      if (i >= vectors) break;  // the same for all of a warp
       uint4 const following = shuffled(lane == 0 ? loaded[i + 1] : loaded[i], (lane + 1) % lanes, lanes);
       uint4 vector = shifted(loaded[i], following, shift);
       int64_t const bytes = left - i * step;
@@ -178,8 +181,11 @@ CUTLASS_SK_EXPORT int32_t cutlass_sk_pack(CutlassSkPack const* given, CutlassSkR
   config.stream = static_cast<cudaStream_t>(given->stream);
   config.attrs = &attribute;
   config.numAttrs = given->programmatic != 0 ? 1 : 0;
+  bool short_lines = false;
+  for (PackMatrix const& matrix : params.matrices) short_lines |= matrix.pieces > 0 && matrix.lanes_log2 < kMostLanesLog2;
+  void const* const kernel = short_lines ? reinterpret_cast<void const*>(pack<true>) : reinterpret_cast<void const*>(pack<false>);
   void* parameters[] = {&params};
-  if (cudaError_t const error = cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(pack), parameters)) {
+  if (cudaError_t const error = cudaLaunchKernelExC(&config, kernel, parameters)) {
     (void)cudaGetLastError();
     result->cuda_error = int32_t(error);
     return fail_pack(result, CUTLASS_SK_CUDA_ERROR, cudaGetErrorString(error));
