@@ -74,6 +74,18 @@ def test_packing_and_products_follow_what_came_before_them() -> None:
         assert torch.equal(result, torch.full_like(result, float((number % 50 + 1) * k)))
 
 
+def test_products_of_products_are_packed_in_order() -> None:
+    """Each product packs what the one before has written, and may start before that is there: permutations, which are exact."""
+    gemm, size = Gemm("float16"), 301
+    order = torch.randperm(size, device="cuda")
+    permutation = torch.eye(size, device="cuda", dtype=torch.float16)[order]
+    first = torch.randint(-9, 10, (157, size), device="cuda").half()
+    product, expected = first, first
+    for _ in range(200):
+        product, expected = gemm.run(product, permutation), expected[:, order.argsort()]
+    assert torch.equal(product, expected)
+
+
 def test_a_packed_product_is_captured_and_replayed_on_new_values() -> None:
     gemm = Gemm("float16", out_dtype="float32")
     a, b = (torch.randint(-1, 2, shape, device="cuda").half() for shape in ((131, 77), (77, 201)))

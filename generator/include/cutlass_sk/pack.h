@@ -23,8 +23,7 @@ struct PackMatrix {
   char const* end;  ///< behind the last byte that is read
   char* to;
   int64_t line_bytes, from_leading, to_leading;
-  uint32_t pieces_of_line, pieces;
-  uint32_t warps;
+  uint32_t pieces_of_line, pieces, warps;
   int32_t lanes_log2, vectors;  ///< threads that copy a piece, and vectors that each of them makes
 };
 struct PackParams {
@@ -146,7 +145,7 @@ inline bool describe_matrix(CutlassSkPackMatrix const& given, PackMatrix& matrix
   matrix.to_leading = given.to_leading;
   matrix.pieces_of_line = uint32_t(pieces_of_line);
   matrix.pieces = uint32_t(given.lines * pieces_of_line);
-  matrix.warps = uint32_t((((uint64_t(matrix.pieces) << lanes_log2)) + 31) / 32);
+  matrix.warps = uint32_t(((uint64_t(matrix.pieces) << lanes_log2) + 31) / 32);
   matrix.lanes_log2 = lanes_log2;
   matrix.vectors = int32_t(vectors < kPackVectors ? vectors : kPackVectors);
   return true;
