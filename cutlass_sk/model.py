@@ -138,7 +138,7 @@ class Terms(NamedTuple):
     total: float
 
 
-PROFILE_FORMAT = "=38d"
+PROFILE_FORMAT = "=39d"
 PROFILE_BYTES = calcsize(PROFILE_FORMAT)
 """What native/decide.h reads of a kernel."""
 
@@ -242,7 +242,7 @@ class Profile:
             *(constants.a, constants.b, constants.c, constants.d, constants.d_parallel, constants.e, constants.h),
             *(constants.r, constants.u, self.load_a_us, self.load_b_us, self.power_us, self.dram_us, self._alone, limits.crowded),
             *(self._floor_us, limits.rows16, limits.rows32, limits.rows64, self.span_m, self.span_n, self.tile_k, self.slots),
-            *(self.half, self._twice, self.spec.persistent, *clusters),
+            *(self.half, self._twice, self.spec.persistent, self.spec.accumulator_fragments, *clusters),
             *(number for one in chained or (self, self) for number in (one.constants.c, one._floor_us)),
         )
 

@@ -243,8 +243,14 @@ def bytes_moved(m: int, n: int, k: int, spec: KernelSpec) -> int:
 
 
 def reduces_in_parallel(work: Work, choice: Choice) -> bool:
-    """Whether CTAs of their own add the partials (2.x, many peers): a tile's fragments side by side, not one finisher after all."""
-    return not work.spec.persistent and choice.units > 2 * choice.shared
+    """Whether CTAs of their own add the partials (2.x, many peers): a tile's fragments side by side, not one finisher after all.
+
+    Only where there are at most two CTAs an SM in all: of more, the first ones are put on SMs in pairs, where each takes up to 1.7
+    times as long (float64 on an H200, see results/NOTES.md).
+    """
+    if work.spec.persistent or choice.units <= 2 * choice.shared:
+        return False
+    return choice.units + choice.shared * work.spec.accumulator_fragments <= 2 * work.slots
 
 
 def busiest_iters(work: Work, choice: Choice) -> int:

@@ -13,7 +13,7 @@ namespace cutlass_sk {
 struct PackedProfile {
   double a, b, c, d, d_parallel, e, h, r, u;
   double load_a_us, load_b_us, power_us, dram_us, alone, crowded, floor_us, rows16, rows32, rows64;
-  double span_m, span_n, tile_k, slots, half, twice, persistent;
+  double span_m, span_n, tile_k, slots, half, twice, persistent, fragments;
   double clusters[4][2];  ///< peers, tiles that run at a time; 0 peers: none
   double chains[2][2];    ///< c and floor_us where chains of sums end after one k-tile, and after two
 };
@@ -138,7 +138,8 @@ class Decider {
     double main = std::sqrt(std::sqrt(mma * mma + loads * loads)) + p.e * double(finished - 1);
     main *= main;
     double time_us = p.a + std::sqrt(std::sqrt(main * main + power * power) + dram * dram);
-    if (peers > 1) time_us += fixup(p, peers, long_shares, in_cluster, units > 2 * shared);
+    bool const separate = units > 2 * shared && double(units) + double(shared) * p.fragments <= 2 * p.slots;
+    if (peers > 1) time_us += fixup(p, peers, long_shares, in_cluster, separate);
     if (time_us < best_.time_us) best_ = {time_us, int64_t(kernel), shared, units, splits, in_cluster};
   }
 
