@@ -145,7 +145,7 @@ PROFILE_BYTES = calcsize(PROFILE_FORMAT)
 PROMOTION_COST = {64: 0.29, 128: 0.14, 256: 0.1}
 """What ending chains of tensor-core sums every so many elements of k adds to an iteration (H200, see results/NOTES.md)."""
 
-PACKING_US, PACKING_US_PER_MB = 2.3, 0.42
+PACKING_US, PACKING_US_PER_MB = 1.2, 0.43
 """What packing operands adds to a call: a launch, and to read and write a million bytes (H200, see results/NOTES.md)."""
 
 

@@ -13,6 +13,7 @@ from .dtypes import torch_dtype
 from .errors import DtypeError, OperandError
 from .generator import abi
 from .generator.spec import KernelSpec, Layout
+from .work import packed_row_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,7 +128,7 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
         packed = (None if matrix_a.tensor is a else next(rest)), (None if matrix_b.tensor is b else next(rest))
     result = None
     if pad_n or not is_row_major(c, spec.alignment_c):
-        result, buffer = c, _buffer(m, n + pad_n, spec.alignment_c, c)
+        result, buffer = c, _buffer(m, n + pad_n, -(-(n + pad_n) // spec.alignment_c) * spec.alignment_c, c)
         if read_c:
             buffer[:, :n].copy_(result)
             buffer[:, n:].zero_()  # read with the rest of a vector
@@ -186,17 +187,18 @@ def _packed(
         turned = _packed(tensor.t(), pad_columns, pad_rows, alignment, copies, any_layout=False)
         return Matrix(turned.tensor.t(), "n", turned.leading)
     rows, columns = tensor.shape
-    buffer = _buffer(rows + pad_rows, columns + pad_columns, alignment, tensor)
+    nbytes = tensor.element_size()
+    leading = packed_row_bytes((columns + pad_columns) * nbytes, alignment * nbytes) // nbytes
+    buffer = _buffer(rows + pad_rows, columns + pad_columns, leading, tensor)
     if pad_columns:
         buffer[:, columns:].zero_()
     if pad_rows:
         buffer[rows:].zero_()
     copies.append((tensor, buffer[:rows, :columns]))
-    return Matrix(buffer, "t", leading_dimension(buffer, alignment))
+    return Matrix(buffer, "t", leading)
 
 
-def _buffer(rows: int, columns: int, alignment: int, like: torch.Tensor) -> torch.Tensor:
-    leading = -(-columns // alignment) * alignment
+def _buffer(rows: int, columns: int, leading: int, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(rows, leading, dtype=like.dtype, device=like.device)[:, :columns]
 
 

@@ -17,6 +17,7 @@ from cutlass_sk import Gemm
 from cutlass_sk.errors import OperandError
 from cutlass_sk.generator.catalog import families
 from cutlass_sk.operands import as_matrix, check, is_column_major, is_row_major, leading_dimension, prepare, scalar
+from cutlass_sk.work import packed_row_bytes, row_bytes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:cutlass_sk. CPU tensors",
@@ -357,6 +358,25 @@ def test_unaligned_operands_are_packed(a: Callable[[], torch.Tensor], b: Callabl
             assert matrix.layout == ("n" if is_column_major(operand) else "t")
             assert matrix.tensor.untyped_storage().data_ptr() != operand.untyped_storage().data_ptr()
     assert ready.result is None and ready.c is c and torch.equal(c, before)  # stores go to any address
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "apart"),
+    [(2, 16), (30, 32), (254, 256), (256, 256), (258, 288), (510, 512), (514, 576), (1022, 1024), (1026, 1152), (9000, 9088)],
+)
+def test_packed_rows_start_where_loads_are_fast_if_that_adds_an_eighth_at_most(nbytes: int, apart: int) -> None:
+    assert packed_row_bytes(nbytes, 16) == apart and apart - nbytes < max(16, nbytes / 8)
+    assert packed_row_bytes(nbytes, 8) <= apart and packed_row_bytes(nbytes, 2048) == -(-nbytes // 2048) * 2048
+
+
+@pytest.mark.parametrize("layouts", ["tt", "tn", "nt", "nn"])
+@pytest.mark.parametrize("shape", [(33, 47, 65), (40, 48, 64), (257, 1001, 519), (600, 130, 8), (7, 8, 9)], ids=str)
+def test_the_planner_knows_how_far_packed_rows_are_apart(shape: tuple[int, int, int], layouts: Any) -> None:
+    m, n, k = shape
+    a, b = numbers(m, k), numbers(k, n)
+    x, y = (tensor.t().contiguous().t() if layout == "n" else tensor for tensor, layout in zip((a, b), layouts, strict=True))
+    ready = prepare(x, y, numbers(m, n), HOPPER, read_c=False)
+    assert (2 * ready.a.leading, 2 * ready.b.leading) == row_bytes(m, n, k, HOPPER, (layouts[0], layouts[1]))
 
 
 def poison_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:

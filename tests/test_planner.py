@@ -377,11 +377,11 @@ def test_odd_rows_of_float64_are_packed_for_tma_where_that_pays(layouts: Any, od
     """Only the dimension that rows of a and b are apart by counts, in each layout; c's never does."""
     assert {spec.api for spec in FP64} == {"2x", "3x"} and FP64[-1].api == "2x"
     kernels = kernel_set(tuple(spec.with_layouts(*layouts) for spec in FP64), H200)
-    for size, small in ((20, True), (4000, False)):
-        m, n, k = (size + (letter in odd) for letter in "mnk")
+    for sizes, pays in (((128, 128, 128), True), ((400, 400, 1600), False), ((4000, 4000, 4000), True)):
+        m, n, k = (size + (letter in odd) for size, letter in zip(sizes, "mnk", strict=True))
         ragged = bool(set(LEADING[layouts]) & set(odd))
         assert tuple(profile.spec for profile in kernels.profiles(m, n, k)) == FP64
-        assert decide(m, n, k, kernels).work.spec.api == ("2x" if ragged and small else "3x")
+        assert decide(m, n, k, kernels).work.spec.api == ("2x" if ragged and not pays else "3x")
         lead = LEADING[layouts]
         nbytes = 8 * ((m * k if lead[0] in odd else 0) + (k * n if lead[1] in odd else 0))
         assert kernels.packing_us(m, n, k, 2) == model.packing_us(nbytes) and kernels.packing_us(m, n, k, 1) == 0
