@@ -214,7 +214,7 @@ class Gemm:
         """c <- alpha * a @ b + beta * c, enqueued on ``stream`` (default: torch's current one on the operands' GPU); returns c.
 
         a       (m, k), ``dtype``; row- or column-major, views included, at any address. Aligned ones (16 bytes, both pointer and
-                leading dimension) are read in place; others are packed first. Small float64 ones are read as they lie.
+                leading dimension) are read in place; others are packed first. Some float64 ones are read as they lie.
         b       (k, n), likewise
         c       (m, n), ``out_dtype``; default a new row-major tensor, and then beta must be 0. Row-major: written in place, at
                 any address (by ``sm80`` kernels of 16-bit operands only where it is aligned), and so is a column-major one, as
