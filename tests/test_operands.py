@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wrong_operands import HALF, WRONG, K, M, N, good, numbers
 
-from cutlass_sk import Gemm
+from cutlass_sk import Gemm, KernelSpec
 from cutlass_sk.errors import OperandError
 from cutlass_sk.generator.catalog import families
 from cutlass_sk.operands import as_matrix, check, is_column_major, is_row_major, leading_dimension, prepare, scalar
@@ -371,12 +371,16 @@ def test_packed_rows_start_where_loads_are_fast_if_that_adds_an_eighth_at_most(n
 
 @pytest.mark.parametrize("layouts", ["tt", "tn", "nt", "nn"])
 @pytest.mark.parametrize("shape", [(33, 47, 65), (40, 48, 64), (257, 1001, 519), (600, 130, 8), (7, 8, 9)], ids=str)
-def test_the_planner_knows_how_far_packed_rows_are_apart(shape: tuple[int, int, int], layouts: Any) -> None:
+@pytest.mark.parametrize(("spec", "dtype"), [(HOPPER, torch.float16), (DOUBLE, torch.float64)], ids=["half", "double"])
+def test_the_planner_knows_how_far_packed_rows_are_apart(
+    spec: KernelSpec, dtype: torch.dtype, shape: tuple[int, int, int], layouts: Any
+) -> None:
     m, n, k = shape
-    a, b = numbers(m, k), numbers(k, n)
+    a, b, c = numbers(m, k).to(dtype), numbers(k, n).to(dtype), numbers(m, n).to(dtype)
     x, y = (tensor.t().contiguous().t() if layout == "n" else tensor for tensor, layout in zip((a, b), layouts, strict=True))
-    ready = prepare(x, y, numbers(m, n), HOPPER, read_c=False)
-    assert (2 * ready.a.leading, 2 * ready.b.leading) == row_bytes(m, n, k, HOPPER, (layouts[0], layouts[1]))
+    ready = prepare(x, y, c, spec, read_c=False)
+    apart = ready.a.leading * dtype.itemsize, ready.b.leading * dtype.itemsize
+    assert apart == row_bytes(m, n, k, spec, (layouts[0], layouts[1]))
 
 
 def poison_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
