@@ -79,6 +79,7 @@ class Limits:
     crowded      CTAs that fit twice on an SM, in a launch of less than a wave, are put beside each other there: loading slows down
                  by so much when half of the SMs would do, by twice that when all would
     rows16, rows32, rows64   what loads cost more where rows start on so many bytes only
+    narrow       what loads cost more of an operand that comes in boxes of 64 bytes a row: see ``KernelSpec.narrow_boxes``
     """
 
     l2_gbs: float
@@ -89,6 +90,7 @@ class Limits:
     rows16: float = 0.0
     rows32: float = 0.0
     rows64: float = 0.0
+    narrow: float = 0.0
 
     def row_cost(self, row_bytes: int) -> float:
         """What a load costs of rows that are ``row_bytes`` apart, in loads of rows that start on 128 bytes."""
@@ -185,11 +187,12 @@ class Profile:
     slots            work tiles that run at a time
     ctas_per_sm      how many CTAs of the launch an SM is to run at a time
     cluster_slots    (peers, tiles that run at a time) where a tile is split among the CTAs of a cluster
+    narrow           whether a, and b, comes in boxes of 64 bytes a row
     """
 
     __slots__ = (
         *("_alone", "_fixups", "_floor_us", "_iterations", "_twice", "cluster_slots", "constants", "ctas_per_sm", "dram_us"),
-        *("half", "limits"),
+        *("half", "limits", "narrow"),
         *("load_a_us", "load_b_us", "power_us", "slots", "span_m", "span_n", "spec", "tile_k"),
     )
 
@@ -202,8 +205,10 @@ class Profile:
         chain: int = 0,
         device_sms: int | None = None,
         ctas_per_sm: int = 1,
+        narrow: tuple[bool, bool] | None = None,
     ) -> None:
-        """``sms``: those to plan for. ``chain``: elements of k in a chain of tensor-core sums; 0: no limit."""
+        """``sms``: those to plan for. ``chain``: elements of k in a chain of tensor-core sums; 0: no limit. ``narrow``: as in
+        other layouts than those of ``spec``."""
         if chain:
             factor = 1 + PROMOTION_COST.get(chain, min(PROMOTION_COST.values()))
             constants = replace(constants, c=constants.c * factor)
@@ -221,7 +226,9 @@ class Profile:
         self.half = max(1, device_sms // 2 // spec.cluster_size)
         # Microseconds in which a CTA loads its share of a's, or b's, part of an iteration, all SMs loading.
         load_us = self.tile_k * ELEMENT_BYTES[spec.dtype] * device_sms / spec.cluster_size / limits.l2_gbs * 1e-3
-        self.load_a_us, self.load_b_us = self.span_m * load_us, self.span_n * load_us
+        self.narrow = spec.narrow_boxes if narrow is None else narrow
+        cost_a, cost_b = (1 + limits.narrow * is_narrow for is_narrow in self.narrow)
+        self.load_a_us, self.load_b_us = self.span_m * load_us * cost_a, self.span_n * load_us * cost_b
         # Microseconds of the whole GPU for an iteration of one work tile, and for a byte.
         self.power_us = 2 * span[0] * span[1] * self.tile_k / limits.tflops * 1e-6
         self.dram_us = 1e-3 / limits.dram_gbs

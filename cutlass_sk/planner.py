@@ -99,7 +99,7 @@ class KernelSet:
     def _chained(self, kernel: Profile) -> list[Profile]:
         """The kernel where ``promotion`` ends chains after one k-tile, and after two."""
         lengths = (1, 2) if kernel.spec.takes_promotion else ()
-        return [profile(kernel.spec, self.device, self.sms, length * kernel.tile_k) for length in lengths]
+        return [profile(kernel.spec, self.device, self.sms, length * kernel.tile_k, kernel.narrow) for length in lengths]
 
     def groups(self, m: int, n: int, k: int) -> tuple[Group, ...]:
         """The kernels that may take a problem, by what they ask of operands."""
@@ -143,7 +143,7 @@ class KernelSet:
         tiles_m, tiles_n = -(-m // kernel.span_m), -(-n // kernel.span_n)
         across = (tiles_n, tiles_m) if kernel.spec.swapped else (tiles_m, tiles_n)
         if ragged and (chain := promotion(m, n, k, kernel, NOTHING)):
-            kernel = profile(kernel.spec, self.device, self.sms, chain)
+            kernel = profile(kernel.spec, self.device, self.sms, chain, kernel.narrow)
         work = Work(m, n, k, kernel, self.device, self.sms, *across, -(-k // kernel.tile_k), moved, row_a, row_b)
         return Scored(time_us + self.packing_us(m, n, k, group.alignment), work, Choice(shared, units, splits, in_cluster))
 

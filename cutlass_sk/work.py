@@ -88,7 +88,7 @@ def cut(m: int, n: int, k: int, plain: Profile, layouts: tuple[Layout, Layout], 
     if not spec.persistent and k > INT_MAX - 2 * plain.tile_k:  # 2.x kernels count k up to the end of the last k-tile, in 32 bits
         raise PlanError(f"k={k} is too long for {spec.name}; split the problem")
     chain = promotion(m, n, k, plain, options)
-    chosen = profile(spec, device, sms, chain) if chain else plain
+    chosen = profile(spec, device, sms, chain, plain.narrow) if chain else plain
     across = (tiles_n, tiles_m) if spec.swapped else (tiles_m, tiles_n)
     rows = row_bytes(m, n, k, spec, layouts)
     return Work(m, n, k, chosen, device, sms, *across, iters, bytes_moved(m, n, k, spec), *rows)

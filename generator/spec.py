@@ -163,6 +163,14 @@ class KernelSpec:
         return 1 if self.dtype == "float64" and self.api == "2x" else 16 // ELEMENT_BYTES[self.dtype]
 
     @property
+    def narrow_boxes(self) -> tuple[bool, bool]:
+        """Whether a, and b, is loaded in boxes of 32 elements a row, half a line of L2, since widths go in such steps: the operand
+        that a tile's columns come from, b or for c^T a, where its rows run along them (16-bit 3.x of several widths)."""
+        return bool(self.widest) and self.swapped and self.layout_a == "n", bool(
+            self.widest
+        ) and not self.swapped and self.layout_b == "t"
+
+    @property
     def alignment_c(self) -> int:
         """Elements of c that its pointer and leading dimension must be multiples of."""
         any_address = (self.api == "3x" and self.generation != "sm100a") or self.dtype == "float64"

@@ -73,6 +73,21 @@ def synthetic(constants: dict[str, Constants], limits: Limits, specs: list[Kerne
     return found
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("layouts", ["tt", "tn", "nt", "nn"])
+def test_operands_in_boxes_of_64_bytes_a_row_cost_more_to_load(layouts: Any, swapped: bool) -> None:
+    """Row-major b, or for c^T column-major a, of kernels of several widths; the planner's profile knows its operands' layouts."""
+    family = next(spec for spec in families("float16", "float16", "sm90a") if spec.swapped is swapped)
+    spec, limits = family.with_layouts(*layouts), calibration.limits(family, H200)
+    expected = (swapped and layouts[0] == "n", not swapped and layouts[1] == "t")
+    assert spec.narrow_boxes == expected and limits.narrow > 0
+    made, wide = calibration.profile(spec, H200, H200.sms), calibration.profile(spec, H200, H200.sms, narrow=(False, False))
+    assert made.narrow == expected and made.spec == wide.spec
+    for loaded, plain, narrow in ((made.load_a_us, wide.load_a_us, expected[0]), (made.load_b_us, wide.load_b_us, expected[1])):
+        assert loaded == pytest.approx(plain * (1 + limits.narrow * narrow))
+    assert families("float64", "float64", "sm90a")[0].with_layouts(*layouts).narrow_boxes == (False, False)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     shape=st.tuples(*[st.integers(1, 4000)] * 3),
@@ -85,7 +100,7 @@ def test_the_fit_predicts_by_the_model_s_own_equation(
 ) -> None:
     random = Random(seed)
     constants = Constants(*(random.uniform(0.1, 5) for _ in dataclasses.fields(Constants)))
-    limits = Limits(*(random.uniform(1000, 9000) for _ in range(3)), *(random.uniform(0, 1) for _ in range(5)))
+    limits = Limits(*(random.uniform(1000, 9000) for _ in range(3)), *(random.uniform(0, 1) for _ in range(6)))
     spec = spec.with_layouts(*layouts)
     profile = Profile(spec, H200.sms, constants, limits, device_sms=H200.sms)
     scored = [one._replace(work=one.work._replace(profile=profile)) for one in candidates(shape, [spec])]

@@ -91,16 +91,18 @@ class Calibration:
             raise CalibrationError(f"{source} is no calibration: {error}; write one with cutlass-sk calibrate") from None
 
 
-def profile(spec: KernelSpec, device: Device, sms: int, chain: int = 0) -> Profile:
-    """``spec`` on ``sms`` SMs of ``device``, as the planner needs it. Layouts of a and b do not matter."""
+def profile(spec: KernelSpec, device: Device, sms: int, chain: int = 0, narrow: tuple[bool, bool] | None = None) -> Profile:
+    """``spec`` on ``sms`` SMs of ``device``, as the planner needs it. Of its layouts only ``narrow_boxes`` matters, for which
+    ``narrow`` stands in if it is given."""
+    narrow = spec.narrow_boxes if narrow is None else narrow
     if (spec.layout_a, spec.layout_b) != ("t", "t"):
         spec = spec.with_layouts("t", "t")
-    return _profile(spec, device, sms, chain)
+    return _profile(spec, device, sms, chain, narrow)
 
 
 @lru_cache(maxsize=4096)
-def _profile(spec: KernelSpec, device: Device, sms: int, chain: int) -> Profile:
-    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain, device.sms)
+def _profile(spec: KernelSpec, device: Device, sms: int, chain: int, narrow: tuple[bool, bool]) -> Profile:
+    return Profile(spec, sms, constants(spec, device), limits(spec, device), chain, device.sms, narrow=narrow)
 
 
 def constants(spec: KernelSpec, device: Device) -> Constants:

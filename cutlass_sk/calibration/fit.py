@@ -65,6 +65,7 @@ class Columns:
 
     kernel        number of the kernel
     load_a, load_b   bytes that an iteration loads of a and of b, times SMs over the cluster's CTAs
+    narrow_a, narrow_b   whether in boxes of 64 bytes a row, as 0 and 1
     rows_a, rows_b   the four classes of row alignment, 128, 64, 32 and 16 bytes, as 0 and 1
     active        slots that run in the last wave, over half of the slots
     twice         whether the kernel fits twice on an SM
@@ -83,6 +84,8 @@ class Columns:
     moved: Array
     load_a: Array
     load_b: Array
+    narrow_a: Array
+    narrow_b: Array
     rows_a: Array
     rows_b: Array
     fixups: Mapping[str, Array]
@@ -112,6 +115,7 @@ def columns(records: Sequence[Record], specs: Mapping[str, KernelSpec], device: 
                 *(number[record.kernel], load.iters, load.tiles, load.last_iters, load.last_active / profile.half, load.one_wave),
                 *(spec.ctas_per_sm > 1, flop, load.bytes_moved, profile.span_m * width, profile.span_n * width),
                 *(load.row_bytes_a, load.row_bytes_b, record.time_us, groups.setdefault(record.shape, len(groups))),
+                *profile.narrow,
             )
         )
         fixups.append(dict(fixup_terms(load.fixup, load.peers, load.long_shares)))
@@ -132,6 +136,8 @@ def columns(records: Sequence[Record], specs: Mapping[str, KernelSpec], device: 
         moved=table[8],
         load_a=table[9],
         load_b=table[10],
+        narrow_a=table[15],
+        narrow_b=table[16],
         rows_a=classes(table[11]),
         rows_b=classes(table[12]),
         fixups={name: np.array([terms.get(name, 0.0) for terms in fixups]) for name in PER_KERNEL},
@@ -157,7 +163,8 @@ def predict(table: Columns, per_kernel: Mapping[str, Array], shared: Mapping[str
     ramp = np.minimum(1.0, alone + (1 - alone) * table.active)
     share = np.where(table.twice, np.where(table.one_wave, crowded, ramp), once)
     costs = np.array([1.0, 1 + shared["rows64"], 1 + shared["rows32"], 1 + shared["rows16"]])
-    per_iter = (table.load_a * (table.rows_a @ costs) + table.load_b * (table.rows_b @ costs)) / shared["l2_gbs"] * 1e-3
+    load_a, load_b = table.load_a * (1 + shared["narrow"] * table.narrow_a), table.load_b * (1 + shared["narrow"] * table.narrow_b)
+    per_iter = (load_a * (table.rows_a @ costs) + load_b * (table.rows_b @ costs)) / shared["l2_gbs"] * 1e-3
     loads = per_iter * (table.iters - table.last_iters * (1 - share))
     main = ((constant["c"] * table.iters) ** 4 + loads**4) ** 0.25 + constant["e"] * (table.tiles - 1)
     power, dram = table.flop / shared["tflops"] * 1e-6, table.moved / shared["dram_gbs"] * 1e-3
@@ -233,7 +240,7 @@ def _start(names: Sequence[str], specs: Mapping[str, KernelSpec], device: Device
     per_kernel["h"][~trees] = 0.0
     limits = calibration.estimated_limits(specs[names[0]], device)
     shared = {key: float(getattr(limits, key)) for key in SHARED}
-    return per_kernel, {**shared, "alone": 0.5, "crowded": 0.4, "rows16": 0.4, "rows32": 0.1, "rows64": 0.05}
+    return per_kernel, {**shared, "alone": 0.5, "crowded": 0.4, "rows16": 0.4, "rows32": 0.1, "rows64": 0.05, "narrow": 0.4}
 
 
 def _solve(
