@@ -128,7 +128,8 @@ def prepare(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, spec: KernelSpec,
         packed = (None if matrix_a.tensor is a else next(rest)), (None if matrix_b.tensor is b else next(rest))
     result = None
     if pad_n or not is_row_major(c, spec.alignment_c):
-        result, buffer = c, _buffer(m, n + pad_n, -(-(n + pad_n) // spec.alignment_c) * spec.alignment_c, c)
+        columns = n + pad_n
+        result, buffer = c, _buffer(m, columns, columns + -columns % spec.alignment_c, c)
         if read_c:
             buffer[:, :n].copy_(result)
             buffer[:, n:].zero_()  # read with the rest of a vector

@@ -127,19 +127,18 @@ def leading(m: int, n: int, k: int, layouts: tuple[Layout, Layout]) -> tuple[int
 def row_bytes(m: int, n: int, k: int, spec: KernelSpec, layouts: tuple[Layout, Layout]) -> tuple[int, int]:
     """Bytes from one row of a, and of b, to the next, as the kernel loads them: where it asks for more than they have, packed."""
     width = ELEMENT_BYTES[spec.dtype]
-    lead_a, lead_b = leading(m, n, k, layouts)
-    return _loaded_row_bytes(lead_a * width, spec.alignment * width), _loaded_row_bytes(lead_b * width, spec.alignment * width)
-
-
-def _loaded_row_bytes(nbytes: int, alignment: int) -> int:
-    return packed_row_bytes(nbytes, alignment) if nbytes % alignment else nbytes
+    a, b = (
+        packed_row_bytes(lead * width, spec.alignment * width) if lead % spec.alignment else lead * width
+        for lead in leading(m, n, k, layouts)
+    )
+    return a, b
 
 
 def packed_row_bytes(nbytes: int, alignment: int) -> int:
     """Bytes from one row of a packed operand to the next: multiples of ``alignment``, and of 128, where loads are fastest, if that
     adds an eighth at most to the ``nbytes`` of a row; else of 64 or 32."""
-    best = max((step for step in (32, 64, 128) if 8 * step <= nbytes), default=alignment)
-    return -(-nbytes // max(alignment, best)) * max(alignment, best)
+    step = max(alignment, *(fast for fast in (0, 32, 64, 128) if 8 * fast <= nbytes))
+    return -(-nbytes // step) * step
 
 
 def free_choices(work: Work) -> list[Choice]:

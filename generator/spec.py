@@ -123,7 +123,7 @@ class KernelSpec:
 
     @property
     def family(self) -> str:
-        """The name without the layouts of a and b, which do not matter to a plan."""
+        """The name without the layouts of a and b, which the model's constants are kept by."""
         return self.name.rpartition("_")[0]
 
     @property
@@ -166,9 +166,9 @@ class KernelSpec:
     def narrow_boxes(self) -> tuple[bool, bool]:
         """Whether a, and b, is loaded in boxes of 32 elements a row, half a line of L2, since widths go in such steps: the operand
         that a tile's columns come from, b or for c^T a, where its rows run along them (16-bit 3.x of several widths)."""
-        return bool(self.widest) and self.swapped and self.layout_a == "n", bool(
-            self.widest
-        ) and not self.swapped and self.layout_b == "t"
+        if not self.widest:
+            return False, False
+        return self.swapped and self.layout_a == "n", not self.swapped and self.layout_b == "t"
 
     @property
     def alignment_c(self) -> int:

@@ -24,7 +24,7 @@ from cutlass_sk.generator.spec import KernelSpec, at_all_widths
 from cutlass_sk.options import INT_MAX, Options
 from cutlass_sk.plan import CLUSTER_SPLITS, DECOMPOSITIONS, RASTER_ORDERS, REDUCTION_MODES, Plan
 from cutlass_sk.planner import decide, kernel_set, make_plan, scored
-from cutlass_sk.work import score
+from cutlass_sk.work import Choice, cut_up, fixup_of, score
 
 H200, A100 = PRESETS["h200"], PRESETS["a100"]
 HOPPER = KernelSpec("sm90a", "3x", "float16", "float16", (128, 128, 64), (2, 1))
@@ -385,6 +385,24 @@ def test_odd_rows_of_float64_are_packed_for_tma_where_that_pays(layouts: Any, od
         lead = LEADING[layouts]
         nbytes = 8 * ((m * k if lead[0] in odd else 0) + (k * n if lead[1] in odd else 0))
         assert kernels.packing_us(m, n, k, 2) == model.packing_us(nbytes) and kernels.packing_us(m, n, k, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("shared", "units", "fixup"),
+    [
+        (33, 132, "separate"),
+        (34, 132, "serial"),
+        (40, 104, "separate"),
+        (40, 105, "serial"),
+        (66, 132, "serial"),
+        (9, 132, "separate"),
+    ],
+)
+def test_partial_sums_get_ctas_of_their_own_where_an_sm_has_two_at_most(shared: int, units: int, fixup: str) -> None:
+    """Of a 2.x kernel: a CTA a unit, and one a fragment of each shared tile. Few peers are added up serially anyhow."""
+    work = cut_up(260, 719, 8179, FP64[-1], H200)
+    assert (work.slots, work.spec.accumulator_fragments) == (132, 4)
+    assert fixup_of(work, Choice(shared, units)) == fixup
 
 
 def test_packing_is_part_of_what_a_call_is_expected_to_take() -> None:
