@@ -292,29 +292,38 @@ class WgmmaEpilogue {
     }
   }
 
-  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements, or pairs of them.
+  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements, or pairs of them. Warps are
+  /// few and each waits for its own instructions: these are unrolled, with addresses that do not wait for each other.
   template <class Piece>
   CUTLASS_DEVICE void store_pieces(Place const& place, int left, uint32_t buffer, uint32_t warpgroup) const {
-    constexpr int kTogether = kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup, kBatch = 4;
+    constexpr int kTogether = kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
     constexpr int kElements = int(sizeof(Piece)) / kBytes, kOfLine = kInner / kElements;
-    constexpr int kLines = (kRowMajor ? 16 : kColumns), kLinesAtOnce = kTogether / kOfLine;
-    static_assert(kLines % (kBatch * kLinesAtOnce) == 0);
+    constexpr int kLines = (kRowMajor ? 16 : kColumns), kLinesAtOnce = kTogether / kOfLine, kTimes = kLines / kLinesAtOnce;
+    constexpr int kBatch = kTimes < 8 ? kTimes : 8, kChains = 4;
+    static_assert(kTimes % kBatch == 0 && kBatch % kChains == 0);
     uint32_t const thread = thread_of_warpgroup(), inner = thread % kOfLine * kElements;
     // The thread's vector is at (line_of, inner_of) of what it stages with others; its first piece here is at (line, inner).
-    uint32_t line = kRowMajor ? thread / 32 * 16 + thread % 32 / kOfLine : thread / kOfLine;
+    uint32_t const line = kRowMajor ? thread / 32 * 16 + thread % 32 / kOfLine : thread / kOfLine;
     int64_t const lines_on = int(line) - int(line_of(thread)), on = int(inner) - int(inner_of(thread));
-    ElementC* to = place.to + lines_on * params_.leading + on;
+    int64_t const step = kLinesAtOnce * params_.leading;
     int const lines = left > on ? (kRowMajor ? place.rows : place.columns) - int(lines_on) : 0;
-    uint32_t const first = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][0]) + buffer;
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < kLines; i += kBatch * kLinesAtOnce) {
+    ElementC* to[kChains] = {place.to + lines_on * params_.leading + on};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 1; i < kChains; ++i) to[i] = to[i - 1] + step;
+    // `line` and what it adds to are apart in its bits, so that exchanges of 16-byte pieces add up.
+    uint32_t const first = cute::cast_smem_ptr_to_uint(storage_.buffers[warpgroup][0]) + buffer + offset(line, inner);
+    CUTLASS_PRAGMA_UNROLL
+    for (int begin = 0; begin < kTimes; begin += kBatch) {
       Piece pieces[kBatch];
       CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kBatch; ++j) get(first + offset(line + i + j * kLinesAtOnce, inner), pieces[j]);
+      for (int i = 0; i < kBatch; ++i) {
+        uint32_t const from = offset(uint32_t(begin + i) * kLinesAtOnce, 0), exchanged = from % kLineBytes;
+        get((first ^ exchanged) + (from - exchanged), pieces[i]);
+      }
       CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kBatch; ++j) {
-        if (lines > i + j * kLinesAtOnce) put(to, pieces[j]);
-        to += kLinesAtOnce * params_.leading;
+      for (int i = 0; i < kBatch; ++i) {
+        if (lines > (begin + i) * kLinesAtOnce) put(to[i % kChains], pieces[i]);
+        to[i % kChains] += kChains * step;
       }
     }
   }
