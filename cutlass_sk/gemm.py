@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import env, operands, packing, planner, prebuilt
+from . import configuration, env, operands, packing, planner, prebuilt
 from . import explain as _explain
 from .call import Call, launch, make_calls, plain
 from .device import Device, check_name, is_cuda, real, resolve
@@ -21,8 +21,8 @@ from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
 from .factors import Factor, add_scaled, factor
 from .generator.abi import ProblemStruct
-from .generator.catalog import COMPILED_ONLY, DTYPES, GENERATIONS, LAYOUTS, families, find
-from .generator.spec import COMPILED, WIDTH_STEP, Generation, KernelSpec, Layout, at_all_widths, binaries_of
+from .generator.catalog import COMPILED_ONLY, GENERATIONS, families
+from .generator.spec import COMPILED, Generation, KernelSpec, Layout, at_all_widths, binaries_of
 from .jit.build import build
 from .kernel import Kernel, load_kernel, plan_struct, problem_struct
 from .operands import Operands
@@ -74,9 +74,9 @@ class Gemm:
         check_name(device)
         self._device, self._generation = device, generation
         self._preset = None if device is None or is_cuda(device) else resolve(device)
-        self._tile = _shape("tile", tile, 3)
-        self._cluster = _shape("cluster", cluster, 2)
-        self._count, self._chosen = _choice(kernels, self._dtype, self._out_dtype)
+        self._tile = configuration.shape("tile", tile, 3)
+        self._cluster = configuration.shape("cluster", cluster, 2)
+        self._count, self._chosen = configuration.choice(kernels, self._dtype, self._out_dtype)
         if self._chosen and generation is None:
             self._generation = self._chosen[0].generation
         # Plans of each device and layouts, and those of the device that was last planned for, row-major.
@@ -88,7 +88,7 @@ class Gemm:
         for name in (generation,) if generation else GENERATIONS:
             if self._variants(name):
                 return
-        raise DtypeError(f"no kernel is {self!r}; {_what_exists(self._dtype, self._out_dtype, generation)}")
+        raise DtypeError(f"no kernel is {self!r}; {configuration.what_exists(self._dtype, self._out_dtype, generation)}")
 
     def __repr__(self) -> str:
         given: dict[str, Any] = {
@@ -103,8 +103,8 @@ class Gemm:
         return f"Gemm({self._dtype!r}{''.join(f', {key}={value!r}' for key, value in given.items() if value is not None)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        configuration = (self._dtype, self._out_dtype, self._device, self._generation, self._tile, self._cluster)
-        return _restore, (*configuration, self._chosen or self._count)
+        given = (self._dtype, self._out_dtype, self._device, self._generation, self._tile, self._cluster)
+        return _restore, (*given, self._chosen or self._count)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -191,7 +191,7 @@ class Gemm:
 
         Needs nvcc where there are others; needs no GPU. Raises PlanError for other layouts, and what building a kernel raises.
         """
-        chosen = _layouts_named(layouts)
+        chosen = configuration.layouts_named(layouts)
         device = resolve(self._device)
         specs = [spec.with_layouts(*pair) for spec in binaries_of(self._variants_on(device)) for pair in chosen]
         for architecture in sorted({device.architecture(spec) for spec in specs}):
@@ -273,7 +273,7 @@ class Gemm:
         """With a factor that lies on the GPU. Launches on the current stream."""
         if plan is not None and a.shape[1]:
             plan = self._checked(plan, c.shape[0], c.shape[1], a.shape[1])
-            plan = replace(plan, kernel=_of_sums(plan.kernel))
+            plan = replace(plan, kernel=configuration.of_sums(plan.kernel))
         with torch.no_grad():
             add_scaled(c, self._of_sums.run(a, b, plan=plan), alpha if a.shape[1] else 1.0, beta)
 
@@ -288,7 +288,8 @@ class Gemm:
             "tile": self._tile,
             "cluster": self._cluster,
         }
-        return Gemm(self._dtype, out_dtype=sums, kernels=[_of_sums(spec) for spec in self._chosen] or self._count, **given)
+        chosen = [configuration.of_sums(spec) for spec in self._chosen]
+        return Gemm(self._dtype, out_dtype=sums, kernels=chosen or self._count, **given)
 
     def _launch(self, ready: Operands, plan: Plan, device: Device, alpha: float, beta: float) -> Call:
         spec = plan.kernel.with_layouts(ready.a.layout, ready.b.layout)
@@ -388,23 +389,6 @@ def _layouts(a: torch.Tensor, b: torch.Tensor) -> tuple[Layout, Layout]:
     return ("n" if operands.is_column_major(a) else "t"), ("n" if operands.is_column_major(b) else "t")
 
 
-def _layouts_named(names: Sequence[str] | None) -> Sequence[tuple[Layout, Layout]]:
-    """Layouts of a and b, ``tn`` for row-major a and column-major b; all of them for None."""
-    known = {a + b: (a, b) for a, b in LAYOUTS}
-    if names is None:
-        return LAYOUTS
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name in known for name in names):
-        raise PlanError(
-            f"layouts={names!r} must be a list of some of {', '.join(known)}: row-major (t) or column-major (n) a and b"
-        )
-    return [known[name] for name in names]
-
-
-def _of_sums(spec: KernelSpec) -> KernelSpec:
-    """The kernel that leaves the sums as they are."""
-    return spec if spec.out_dtype == spec.accumulator else replace(spec, out_dtype=spec.accumulator, promotable=spec.api == "3x")
-
-
 def _restore(
     dtype: str,
     out_dtype: str,
@@ -415,30 +399,6 @@ def _restore(
     kernels: int | Sequence[KernelSpec | str] | None,
 ) -> Gemm:
     return Gemm(dtype, out_dtype=out_dtype, device=device, generation=generation, tile=tile, cluster=cluster, kernels=kernels)
-
-
-def _choice(
-    kernels: int | Sequence[KernelSpec | str] | None, dtype: str, out_dtype: str
-) -> tuple[int | None, tuple[KernelSpec, ...]]:
-    """How many kernels of the set, or which ones; the latter without their layouts, which operands decide."""
-    if kernels is None or (type(kernels) is int and kernels >= 1):
-        return kernels, ()
-    if not isinstance(kernels, list | tuple) or not kernels or not all(isinstance(kernel, str | KernelSpec) for kernel in kernels):
-        raise PlanError(f"kernels={kernels!r} must be a whole number of 1 or more, or kernels by name or spec in a list")
-    chosen = []
-    for kernel in kernels:
-        try:
-            spec = kernel if isinstance(kernel, KernelSpec) else find(kernel)
-        except KeyError as error:
-            raise PlanError(error.args[0]) from None
-        if spec.generation in COMPILED_ONLY:
-            raise DtypeError(f"{spec.name} is {COMPILED}: nothing plans for it or launches it")
-        if (spec.dtype, spec.out_dtype) != (dtype, out_dtype):
-            raise DtypeError(f"{spec.name} is for {spec.dtype} into {spec.out_dtype}; this Gemm is for {dtype} into {out_dtype}")
-        chosen.append(spec.with_layouts("t", "t"))
-    if len({spec.generation for spec in chosen}) > 1:
-        raise PlanError(f"kernels={[spec.name for spec in chosen]} are of several generations; a Gemm has kernels of one")
-    return None, tuple(chosen)
 
 
 def _check_workspace(kernel: Kernel, problem: ProblemStruct, plan: Plan) -> None:
@@ -452,29 +412,6 @@ def _check_workspace(kernel: Kernel, problem: ProblemStruct, plan: Plan) -> None
             f"the plan has partials_bytes={plan.partials_bytes}, barrier_bytes={plan.barrier_bytes}; {plan.kernel} needs "
             f"{query.partials_bytes} and {query.barrier_bytes}: take plans from Gemm.plan"
         )
-
-
-def _what_exists(dtype: str, out_dtype: str, generation: Generation | None) -> str:
-    """What a caller may ask for instead: tiles of these dtypes, or else the dtypes that there are."""
-    generations = (generation,) if generation else GENERATIONS
-    tiles = [
-        f"{name} {'x'.join(map(str, s.tile))} {s.cluster[0]}x{s.cluster[1]}"
-        + (f" (and narrower, to {s.narrowest}, in steps of {WIDTH_STEP})" if s.widest else "")
-        for name in generations
-        for s in families(dtype, out_dtype, name)
-    ]
-    if tiles:
-        return f"for {dtype} -> {out_dtype} there are (tile, cluster) {', '.join(tiles)}"
-    return f"there are {', '.join(f'{inputs} -> {out}' for inputs, out in DTYPES)}"
-
-
-def _shape(name: str, value: Any, length: int) -> tuple[int, ...] | None:
-    """``tile`` or ``cluster`` as a tuple of whole numbers."""
-    if value is None:
-        return None
-    if not isinstance(value, tuple | list) or len(value) != length or not all(type(size) is int for size in value):
-        raise PlanError(f"{name}={value!r} must be {length} whole numbers")
-    return tuple(value)
 
 
 def _as_stream(stream: Any, device: torch.device) -> torch.cuda.Stream:

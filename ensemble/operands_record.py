@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from cutlass_sk.device import real, resolve
-from cutlass_sk.ensemble import operand_cases
+from cutlass_sk.ensemble import operand_cases, random_operands
 from cutlass_sk.ensemble.attempt import Entrants
 from cutlass_sk.ensemble.bench import PAIRS, opened, ordered, setup_of
 from cutlass_sk.ensemble.bench_measure import Bench
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         compared = raw_vs_aligned(measure(setup, pairs, bench, tolerance, watchdog.feed))
     bench.close()
     record |= {"raw_vs_aligned_worst": compared["max"], "raw_vs_aligned": compared}
-    made = operand_cases.run(operand_cases.cases(options.cases, options.seed), "cuda", hung=hung_in_a_case)
+    made = operand_cases.run(random_operands.cases(options.cases, options.seed), "cuda", hung=hung_in_a_case)
     write(made)
     return 1 if made.failures or made.cases < options.cases else 0
 

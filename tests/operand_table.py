@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
-from cutlass_sk.ensemble.operand_cases import Case, View
+from cutlass_sk.ensemble.random_operands import Case, View
 from cutlass_sk.generator.spec import Generation
 
 M, N, K = 131, 77, 203

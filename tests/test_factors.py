@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cutlass_sk import Gemm
+from cutlass_sk.configuration import of_sums
 from cutlass_sk.errors import OperandError, PlanError
 from cutlass_sk.factors import Factor, add_scaled, factor
-from cutlass_sk.gemm import _of_sums
 from cutlass_sk.generator.catalog import families
 
 pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
@@ -107,13 +107,13 @@ def test_a_plan_for_another_problem_is_refused_with_factors_on_the_gpu() -> None
 def test_sums_are_kept_by_kernels_of_the_same_tiles() -> None:
     for dtype in ("float16", "bfloat16"):
         for generation in ("sm90a", "sm80"):
-            kept = tuple(map(_of_sums, families(dtype, dtype, generation)))
+            kept = tuple(map(of_sums, families(dtype, dtype, generation)))
             assert kept == families(dtype, "float32", generation)
     for out_dtype in ("float32", "float64"):
         gemm = Gemm("float16" if out_dtype == "float32" else "float64", out_dtype=out_dtype)
         assert gemm._of_sums is gemm
     one = Gemm("float16", kernels=["sm90a_f16_f16_64x128x64_n32to256_4x1_pingpong_tt"], device="h200")
-    assert one._of_sums.kernels == (_of_sums(one.spec),) and one._of_sums.spec.tile == one.spec.tile
+    assert one._of_sums.kernels == (of_sums(one.spec),) and one._of_sums.spec.tile == one.spec.tile
 
 
 def test_a_beta_without_c_is_refused_whatever_it_is() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from cutlass_sk import Gemm
 from cutlass_sk.ensemble import operand_cases
-from cutlass_sk.ensemble.operand_cases import Case, Run, View, cases, kernels, random_case, run, wrong_with
+from cutlass_sk.ensemble.operand_cases import Run, kernels, run, wrong_with
+from cutlass_sk.ensemble.random_operands import Case, View, cases, random_case
 
 pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
 SMALL = 40, 40, 200

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from cutlass_sk.ensemble import operand_cases
+from cutlass_sk.ensemble.random_operands import random_case
 
 SEED, CASES = 83, 5000
 
@@ -28,7 +29,7 @@ def test_any_operands_give_the_value() -> None:
     def one(random: Random) -> None:
         nonlocal ran
         ran += 1
-        case = operand_cases.random_case(random)
+        case = random_case(random)
         wrong = operand_cases.failure(case, "cuda")
         text = f"{wrong}\nseed {SEED}, or this case alone: {case.reproduction}"
         if wrong and operand_cases.lost():
