@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -10,47 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import calibration
+from ..curve import Curve
 from ..device import resolve
 from ..generator.catalog import families
-from ..model import Constants, best_grid, grid_time_us
 from ..work import cut_up
 from .options import DtypeOption, OptionalK, OptionalM, OptionalN, OutputOption, option_names, sizes
 from .picture import curves_picture, save
 
 FIGURE_8 = ((256, 3584, 8192), (1024, 1024, 1024), (128, 128, 16384))
 """The problems of Figure 8 of the paper (arXiv 2301.03598): a short and wide one, a square, a single tile."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """time(g) of basic Stream-K of one problem with the paper's kernel, for g from 1 to ``sms``."""
-
-    size: tuple[int, int, int]
-    kernel: str
-    device: str
-    tiles: int
-    iters_per_tile: int
-    sms: int
-    constants: Constants
-
-    @property
-    def best(self) -> int:
-        """The g with the least time."""
-        return best_grid(self.constants, self.tiles, self.iters_per_tile, self.sms)
-
-    def time_us(self, g: int) -> float:
-        return grid_time_us(self.constants, self.tiles, self.iters_per_tile, g)
-
-    def iters_per_cta(self, g: int) -> int:
-        return -(-self.tiles * self.iters_per_tile // g)
-
-    def peers(self, g: int) -> int:
-        return -(-self.iters_per_tile // self.iters_per_cta(g))
-
-    @property
-    def title(self) -> str:
-        count = f"{self.tiles} tile{'' if self.tiles == 1 else 's'} of {self.iters_per_tile} k-tiles"
-        return f"{' x '.join(map(str, self.size))}\n{count}"
 
 
 def model(

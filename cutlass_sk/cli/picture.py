@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .model import Curve
+    from ..curve import Curve
 
 # Paul Tol's "light" scheme: told apart by colour-blind readers, and black text is legible on all of them.
 HUES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#BBCC33", "#99DDFF", "#AAAA00")
