@@ -292,8 +292,8 @@ class WgmmaEpilogue {
     }
   }
 
-  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements, or pairs of them. Warps are
-  /// few and each waits for its own instructions: these are unrolled, with addresses that do not wait for each other.
+  /// Lines that start anywhere, or end within a vector: neighbouring threads store neighbouring elements, or pairs of them. Warps
+  /// are few and each waits for its own instructions: these are unrolled, with addresses that do not wait for each other.
   template <class Piece>
   CUTLASS_DEVICE void store_pieces(Place const& place, int left, uint32_t buffer, uint32_t warpgroup) const {
     constexpr int kTogether = kRowMajor ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
