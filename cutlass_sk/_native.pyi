@@ -38,6 +38,7 @@ def bind(
     tensor_type: type[torch.Tensor],
     dlpack: Any,
     increment_version: Callable[[Any], None],
+    inference_mode: Callable[[], bool],
     current_device: Callable[[], int] | None,
     is_capturing: Callable[[], bool] | None,
     /,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch.utils.dlpack import from_dlpack
 
 from .errors import OperandError
 
+VERSIONED, FLAGS_OFFSET, READ_ONLY = b"dltensor_versioned", 24, 1
+"""DLManagedTensorVersioned: two 32-bit numbers, two pointers, then flags, of which the first bit says that it is read-only."""
 LEGACY_STREAM = 1
 """cudaStreamLegacy: the default stream, as the interface names it."""
 
@@ -33,6 +36,32 @@ def as_tensor(name: str, array: Any) -> torch.Tensor:
             f"{name} is a {_kind(array)} that torch cannot share ({error}); pass a contiguous, writable one"
         ) from None
     raise OperandError(f"{name} is a {_kind(array)}; pass a torch.Tensor, or an array with __dlpack__ or __cuda_array_interface__")
+
+
+def as_output(name: str, array: Any) -> torch.Tensor:
+    """The same for what is to be written to: OperandError for an array that says that it is read-only, which torch overlooks."""
+    if not isinstance(array, torch.Tensor) and _read_only(array):
+        raise OperandError(f"{name} is a read-only {_kind(array)}; pass a writable one")
+    return as_tensor(name, array)
+
+
+def _read_only(array: Any) -> bool:
+    writeable = getattr(getattr(array, "flags", None), "writeable", None)
+    if writeable is not None:
+        return not writeable
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is not None:
+        return bool(interface["data"][1])
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # as_tensor says what is wrong, if anything is
+        return False
+    if ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), VERSIONED) != 1:
+        return False  # of before version 1, which cannot say
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype = ctypes.c_void_p
+    managed = get(ctypes.py_object(capsule), VERSIONED)
+    return bool(ctypes.c_uint64.from_address(managed + FLAGS_OFFSET).value & READ_ONLY)
 
 
 def _of_interface(array: Any) -> torch.Tensor:

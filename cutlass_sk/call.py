@@ -79,7 +79,9 @@ class PythonCalls:
         self._known: dict[Signature, Call] = {}
 
     def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any, /) -> torch.Tensor | None:
-        if not (type(alpha) in (int, float) and type(beta) in (int, float) and alpha != 0 and plain(a) and plain(b)):
+        if not (type(alpha) in (int, float) and type(beta) in (int, float) and plain(a) and plain(b)):
+            return None
+        if (alpha if a.dtype == torch.float64 else ctypes.c_float(alpha).value) == 0:
             return None
         if torch.cuda.current_device() != a.get_device():
             return None
@@ -87,7 +89,7 @@ class PythonCalls:
             if beta != 0 or a.dim() != 2 or b.dim() != 2:
                 return None
             c = a.new_empty(a.shape[0], b.shape[1], dtype=self._out_dtype)
-        elif not plain(c):
+        elif not plain(c) or (c.is_inference() and not torch.is_inference_mode_enabled()):
             return None
         call = self._known.get(signature(a, b, c))
         if call is None or 0 in (a.data_ptr(), b.data_ptr(), c.data_ptr()) or overlap(c, a) or overlap(c, b):

@@ -35,7 +35,9 @@ def _load() -> tuple[ModuleType | None, str]:
     if exchange is None:
         return None, f"torch {torch.__version__} has no DLPack functions for C; 2.11 and later have them"
     try:
-        _native.bind(torch.Tensor, exchange, increment, *CUDA_STATE)
+        _native.bind(torch.Tensor, exchange, increment, torch.is_inference_mode_enabled, *CUDA_STATE)
+    except TypeError as error:
+        return None, f"it was built from other sources ({error}): install cutlass_sk again"
     except (RuntimeError, ValueError) as error:
         return None, str(error)
     return _native, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -26,6 +27,11 @@ def factor(name: str, value: Any, device: torch.device) -> Factor:
     return value
 
 
+def rounded(value: Factor, dtype: str) -> Factor:
+    """A number as kernels of ``dtype`` take it, in the type of their sums, in which it may be 0; a tensor as it is."""
+    return value if isinstance(value, torch.Tensor) or dtype == "float64" else c_float(value).value
+
+
 def add_scaled(c: torch.Tensor, product: torch.Tensor, alpha: Factor, beta: Factor) -> None:
     """c <- alpha * product + beta * c, rounded once to c's dtype; ``product`` (m, n), float32 or float64, is written to.
 
@@ -40,7 +46,7 @@ def add_scaled(c: torch.Tensor, product: torch.Tensor, alpha: Factor, beta: Fact
 def _scale(x: torch.Tensor, by: Factor) -> torch.Tensor:
     x *= by
     if isinstance(by, torch.Tensor):
-        x.masked_fill_(by == 0, 0.0)
+        x.masked_fill_(by.to(x.dtype) == 0, 0.0)
     elif by == 0:
         x.zero_()
     return x

@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import products, torch_ops  # noqa: F401  the operators are registered when torch_ops is imported
-from .arrays import as_tensor
+from .arrays import as_output, as_tensor
 from .errors import DtypeError, OperandError
 from .gradients import Operators, operators, recorded
 from .operands import scalar
@@ -109,6 +109,11 @@ def linear(input: torch.Tensor | Any, weight: torch.Tensor | Any, bias: torch.Te
     input, weight = as_tensor("input", input), as_tensor("weight", weight)
     if weight.dim() not in (1, 2):
         raise OperandError(f"weight must be (n, k) or (k); its shape is {tuple(weight.shape)}")
+    if input.dim() and input.shape[-1] != weight.shape[-1]:
+        raise OperandError(
+            f"input's k ({input.shape[-1]}) must equal weight's k ({weight.shape[-1]}): input is {tuple(input.shape)}, weight is "
+            f"{tuple(weight.shape)}; pass a weight of {input.shape[-1]} columns"
+        )
     return _matmul(input, weight.t(), None, None, None if bias is None else as_tensor("bias", bias))
 
 
@@ -217,7 +222,7 @@ def _operators(*tensors: torch.Tensor) -> Operators:
 
 def _target(out: Any, shape: tuple[int, ...], out_dtype: torch.dtype | None, *inputs: torch.Tensor) -> torch.Tensor:
     """``out`` as a tensor, of this shape or to be resized; or what is wrong with it."""
-    target = as_tensor("out", out)
+    target = as_output("out", out)
     if out_dtype is not None and target.dtype != out_dtype:
         raise DtypeError(f"out is {target.dtype}, and out_dtype is {out_dtype}; leave one of them away")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, target)):

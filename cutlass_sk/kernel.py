@@ -222,7 +222,9 @@ def _remedy(library: Path) -> str:
         noexec = os.statvfs(library).f_flag & os.ST_NOEXEC
     except OSError:
         return ""
-    return "; its filesystem is mounted noexec: set CUTLASS_SK_CACHE_DIR to a directory on another" if noexec else ""
+    if noexec:
+        return "; its filesystem is mounted noexec: set CUTLASS_SK_CACHE_DIR to a directory on another"
+    return "; if another machine built it, set CUTLASS_SK_CACHE_DIR to a directory of this one's own"
 
 
 def _status_name(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from . import packing
 from .dtypes import torch_dtype
 from .errors import DtypeError, OperandError
 from .generator import abi
+from .generator.catalog import DTYPES
 from .generator.spec import KernelSpec, Layout
 from .work import packed_row_bytes
 
@@ -62,9 +64,11 @@ def scalar(name: str, value: Any) -> float:
     try:
         if not isinstance(value, (str, bytes, bytearray)):
             return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        raise OperandError(f"{name} must be a real number that a float holds; pass a smaller one") from None
+    except (TypeError, ValueError):
         pass
-    raise OperandError(f"{name}={value!r} must be a real number")
+    raise OperandError(f"{name}={value!r} must be a real number; pass a float or an int")
 
 
 def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, out_dtype: str) -> tuple[int, int, int]:
@@ -73,7 +77,9 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, 
         _check_tensor(name, tensor, torch_dtype(out_dtype if name == "c" else dtype))
     (m, k), (k_b, n) = a.shape, b.shape
     if k != k_b:
-        raise OperandError(f"a's k ({k}) must equal b's k ({k_b}): a is (m={m}, k={k}), b is (k={k_b}, n={n})")
+        raise OperandError(
+            f"a's k ({k}) must equal b's k ({k_b}): a is (m={m}, k={k}), b is (k={k_b}, n={n}); pass a b of {k} rows"
+        )
     for name, tensor in _named(a, b, c):
         if tensor.device != a.device:
             raise OperandError(f"{name} lies on {tensor.device}, a on {a.device}; move them to one device")
@@ -87,7 +93,7 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, 
                 )
     if c is not None:
         if tuple(c.shape) != (m, n):
-            raise OperandError(f"c must be (m={m}, n={n}); it is {tuple(c.shape)}")
+            raise OperandError(f"c must be (m={m}, n={n}); it is {tuple(c.shape)}; pass one of that shape, or none for a new one")
         if c.is_inference() and not torch.is_inference_mode_enabled():
             raise OperandError(
                 "c was made in inference mode and is written outside of it; clone it, or call run() in inference mode"
@@ -212,12 +218,12 @@ def _named(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Iterator
 
 def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
     if not isinstance(tensor, torch.Tensor):
-        array = hasattr(tensor, "__dlpack__")
-        remedy = f"; torch.from_dlpack({name}) wraps it without a copy" if array else ""
-        raise OperandError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor{remedy}")
+        raise OperandError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor; {_as_a_tensor(name, tensor)}")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise OperandError(f"{name} is a {kind} tensor; convert it to a plain one (to_dense(), dequantize())")
+        remedies = {"nested": "multiply what unbind() gives", "quantised": "convert it to a plain one (dequantize())"}
+        remedy = remedies.get(kind, "convert it to a plain one (to_dense())")
+        raise OperandError(f"{name} is a {kind.lstrip('_')} tensor; {remedy}")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise OperandError(f"{name} is wrapped by torch.func (vmap, grad or jvp), which run() cannot see into; call it outside")
     if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
@@ -225,14 +231,31 @@ def _check_tensor(name: str, tensor: Any, dtype: torch.dtype) -> None:
             f"{name} has no data (a {'fake' if tensor.device.type != 'meta' else 'meta'} tensor); pass a materialised one"
         )
     if tensor.dtype != dtype:
-        raise DtypeError(f"{name} is {tensor.dtype}, expected {dtype}; convert it, or construct the Gemm for its dtype")
+        taken = {torch_dtype(outputs if name == "c" else inputs) for inputs, outputs in DTYPES}
+        remedy = "convert it, or construct the Gemm for its dtype" if tensor.dtype in taken else "convert it"
+        raise DtypeError(f"{name} is {tensor.dtype}, expected {dtype}; {remedy}")
     if tensor.dim() != 2:
-        raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(tensor.shape)}")
+        remedy = "unsqueeze(0) makes it a row, unsqueeze(1) a column" if tensor.dim() == 1 else "pass one matrix at a time"
+        raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(tensor.shape)}; {remedy}")
+    if tensor.data_ptr() % tensor.element_size():
+        raise OperandError(
+            f"{name} lies at {tensor.data_ptr():#x}, no multiple of its {tensor.element_size()}-byte elements; pass a copy of it"
+        )
     if tensor.numel() and tensor.data_ptr() == 0:
         raise OperandError(
             f"{name} has no memory behind it (its storage was resized to 0, or {type(tensor).__name__} keeps its data elsewhere); "
             "pass a tensor with data"
         )
+
+
+def _as_a_tensor(name: str, value: Any) -> str:
+    """What makes a tensor of it."""
+    if not hasattr(value, "__dlpack__"):
+        return f"pass a tensor of 2 dimensions for {name}"
+    strides = getattr(value, "strides", None)
+    if isinstance(strides, tuple) and any(stride < 0 for stride in strides):  # torch.from_dlpack would end the process
+        return f"torch.from_dlpack({name}.copy()) makes one, of a copy, since its strides {strides} are negative"
+    return f"torch.from_dlpack({name}) wraps it without a copy"
 
 
 def reach_bytes(tensor: torch.Tensor) -> int:
@@ -258,18 +281,16 @@ def _overlap(c: torch.Tensor, other: torch.Tensor) -> bool:
     (first, last), (other_first, other_last) = _span(c), _span(other)
     if c.device != other.device or first >= other_last or other_first >= last:
         return False
-    strides = [stride * x.element_size() for x in (c, other) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
-    apart = gcd(*strides)
-    if apart and c.element_size() <= (other_first - first) % apart <= apart - other.element_size():
-        return False  # one has the even columns, say, the other the odd ones
-    for x, y in ((c, other), (c.t(), other.t())):
-        row_bytes = x.stride(0) * x.element_size()
-        if x.stride(1) == y.stride(1) == 1 and row_bytes == y.stride(0) * y.element_size() and row_bytes > 0:
-            offset = (y.data_ptr() - x.data_ptr()) % row_bytes
-            x_bytes, y_bytes = x.shape[1] * x.element_size(), y.shape[1] * y.element_size()
-            if offset >= x_bytes and offset + y_bytes <= row_bytes:
+    # As many lines of either as you like on, addresses are the same modulo what all lines are apart: windows of them are compared.
+    for x, y in product((c, c.t()), (other, other.t())):
+        apart = gcd(*(z.stride(0) * z.element_size() for z in (x, y) if z.shape[0] > 1))
+        if apart:
+            x_bytes, y_bytes = ((z.shape[1] - 1) * z.stride(1) * z.element_size() + z.element_size() for z in (x, y))
+            if x_bytes <= (y.data_ptr() - x.data_ptr()) % apart <= apart - y_bytes:
                 return False
-    return True
+    strides = [stride * x.element_size() for x in (c, other) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    apart = gcd(*strides)  # one may have the even columns, say, the other the odd ones
+    return not (apart and c.element_size() <= (other_first - first) % apart <= apart - other.element_size())
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:

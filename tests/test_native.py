@@ -204,10 +204,10 @@ def test_nothing_is_packed_for_a_launch_that_would_be_refused(
     exchange = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
     increment = torch._C._increment_version
     try:
-        native.bind(torch.Tensor, exchange, increment, lambda: current, lambda: capturing)  # type: ignore[union-attr]
+        native.bind(torch.Tensor, exchange, increment, torch.is_inference_mode_enabled, lambda: current, lambda: capturing)  # type: ignore[union-attr]
         assert (table.repeat(a, b, c, 1.0, 0.0) is c) == packs_it
     finally:
-        native.bind(torch.Tensor, exchange, increment, *extension.CUDA_STATE)  # type: ignore[union-attr]
+        native.bind(torch.Tensor, exchange, increment, torch.is_inference_mode_enabled, *extension.CUDA_STATE)  # type: ignore[union-attr]
     assert len(packer.given) == len(recorder.calls) == int(packs_it)
 
 
@@ -320,6 +320,16 @@ def test_inference_tensors_have_no_version_and_are_taken(recorder: Recorder) -> 
     with torch.inference_mode():
         made = table.repeat(a, b, None, 1.0, 0.0)
         assert made.is_inference() and table.repeat(a, b, made, 1.0, 0.0) is made
+    before = len(recorder.calls)
+    assert table.repeat(a, b, made, 1.0, 0.0) is None  # outside of the mode the slow path refuses to write to it
+    assert len(recorder.calls) == before
+
+
+@needs_native
+def test_a_factor_that_is_0_in_the_type_of_sums_is_left_to_the_slow_path(recorder: Recorder) -> None:
+    a, b, c = operands()
+    table = known(recorder, a, b, c)
+    assert table.repeat(a, b, c, 1e-46, 0.0) is None and table.repeat(a, b, c, 1e-30, 0.0) is c
 
 
 @needs_native
@@ -581,9 +591,9 @@ def test_functions_of_another_version_are_refused() -> None:
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     with pytest.raises(RuntimeError, match=r"version 2\.0"):
-        native.bind(torch.Tensor, make(ctypes.addressof(table), name, None), print, None, None)  # type: ignore[union-attr]
+        native.bind(torch.Tensor, make(ctypes.addressof(table), name, None), print, print, None, None)  # type: ignore[union-attr]
     with pytest.raises(ValueError):
-        native.bind(torch.Tensor, make(ctypes.addressof(table), b"other", None), print, None, None)  # type: ignore[union-attr]
+        native.bind(torch.Tensor, make(ctypes.addressof(table), b"other", None), print, print, None, None)  # type: ignore[union-attr]
 
 
 # Workspaces, on the CPU.

@@ -131,6 +131,9 @@ APART: dict[str, tuple[Window, Window]] = {
     "columns side by side, rows apart": (((8, 8), (16, 1), 16), ((8, 8), (16, 1), 8)),
     "rows side by side of a column-major buffer": (((8, 8), (1, 16), 0), ((8, 8), (1, 16), 8)),
     "columns with a gap": (((8, 8), (24, 1), 0), ((8, 8), (24, 1), 12)),
+    "every second column of rows in between": (((8, 8), (32, 1), 16), ((8, 8), (32, 2), 0)),
+    "columns side by side, c transposed": (((8, 8), (1, 16), 8), ((8, 8), (16, 1), 0)),
+    "rows of two pitches": (((8, 8), (16, 1), 8), ((8, 8), (32, 1), 0)),
 }
 
 
@@ -201,6 +204,22 @@ def test_a_c_of_interleaved_rows_is_written() -> None:
     c = window(buffer(64), (2, 3), (3, 2), 5)
     expected = numbers(2, K).double() @ numbers(K, 3).double()
     assert torch.equal(Gemm("float16").run(numbers(2, K), numbers(K, 3), c), expected.half())
+
+
+def test_a_factor_is_0_where_it_is_in_the_type_of_sums() -> None:
+    a, b, c = good().values()
+    endless, unknown = torch.full_like(a, float("inf")), torch.full_like(c, float("nan"))
+    assert torch.equal(Gemm("float16").run(endless, b, c.clone(), alpha=1e-46), torch.zeros_like(c))
+    assert torch.equal(Gemm("float16").run(a, b, unknown, beta=-1e-46), Gemm("float16").run(a, b))
+    doubled = Gemm("float64").run(a.double() / 1e46, b.double(), alpha=1e-46)
+    assert (doubled > 0).all()  # a number like others in float64
+
+
+def test_memory_between_elements_is_refused() -> None:
+    odd = torch.frombuffer(bytearray(2 * M * K + 1), dtype=HALF, offset=1).view(M, K)
+    assert odd.data_ptr() % 2 == 1
+    with pytest.raises(OperandError, match=r"a lies at 0x\w+, no multiple of its 2-byte elements; pass a copy of it"):
+        Gemm("float16").run(odd, good()["b"])
 
 
 def test_a_c_of_inference_mode_is_written_there_alone() -> None:

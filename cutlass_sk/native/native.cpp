@@ -20,11 +20,13 @@ struct Torch {
   DLPackExchangeAPI const* dlpack = nullptr;
   PyObject* tensor_type = nullptr;
   PyObject* is_neg = nullptr;
+  PyObject* is_inference = nullptr;
   PyObject* new_empty = nullptr;
   PyObject* increment_version = nullptr;
   PyObject* current_device = nullptr;  ///< None where torch knows no GPU
   PyObject* is_capturing = nullptr;    ///< likewise
   PyObject* requires_grad = nullptr;   ///< the attribute's name
+  PyObject* inference_mode = nullptr;  ///< whether it is on
 } torch;
 
 WorkspaceTable& workspaces() {
@@ -57,6 +59,12 @@ bool settled(PyObject* tensor) {
   Reference const grad = Reference::taken(PyObject_GetAttr(tensor, torch.requires_grad));
   if (grad.get() != Py_False) return false;
   return Reference::taken(PyObject_CallFunctionObjArgs(torch.is_neg, tensor, nullptr)).get() == Py_False;
+}
+
+/// Whether a tensor may be written to here: one that was made in inference mode may not outside of it.
+bool writable(PyObject* tensor) {
+  if (Reference::taken(PyObject_CallFunctionObjArgs(torch.is_inference, tensor, nullptr)).get() == Py_False) return true;
+  return Reference::taken(PyObject_CallNoArgs(torch.inference_mode)).get() == Py_True;
 }
 
 bool same_device(Matrix const& x, Matrix const& y) {
@@ -181,6 +189,8 @@ PyObject* repeat(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
 
   Matrix at_a, at_b, at_c;
   if (!view(a, at_a) || !view(b, at_b)) return not_taken();
+  // A factor that rounds to 0 in the type of sums takes nothing, as 0 does.
+  if (at_a.element_bytes() < 8 && float(addresses.alpha) == 0.0f) return not_taken();
   if (allocates) {
     at_c.size = {at_a.size[0], at_b.size[1]};
     at_c.stride = {at_b.size[1], 1};
@@ -194,7 +204,7 @@ PyObject* repeat(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   auto const found = of(self)->table->find(signature);
   if (found == of(self)->table->end()) return not_taken();
   Call const call = found->second;  // a copy: other threads may clear the table while torch allocates or the launch waits
-  if (!settled(a) || !settled(b) || (!allocates && !settled(arguments[2]))) return not_taken();
+  if (!settled(a) || !settled(b) || (!allocates && !(settled(arguments[2]) && writable(arguments[2])))) return not_taken();
 
   Reference c = Reference::shared(arguments[2]);
   if (allocates) {
@@ -315,8 +325,9 @@ PyType_Slot calls_slots[] = {
 PyType_Spec calls_spec = {"cutlass_sk._native.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT, calls_slots};
 
 PyObject* bind(PyObject*, PyObject* arguments) {
-  PyObject *tensor_type, *capsule, *increment_version, *current_device, *is_capturing;
-  if (!PyArg_ParseTuple(arguments, "OOOOO:bind", &tensor_type, &capsule, &increment_version, &current_device, &is_capturing)) {
+  PyObject *tensor_type, *capsule, *increment_version, *inference_mode, *current_device, *is_capturing;
+  if (!PyArg_ParseTuple(arguments, "OOOOOO:bind", &tensor_type, &capsule, &increment_version, &inference_mode, &current_device,
+                        &is_capturing)) {
     return nullptr;
   }
   auto const* const found = static_cast<DLPackExchangeAPI const*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
@@ -328,11 +339,12 @@ PyObject* bind(PyObject*, PyObject* arguments) {
   }
   Reference is_neg = Reference::taken(PyObject_GetAttrString(tensor_type, "is_neg"));
   Reference new_empty = Reference::taken(PyObject_GetAttrString(tensor_type, "new_empty"));
+  Reference is_inference = Reference::taken(PyObject_GetAttrString(tensor_type, "is_inference"));
   Reference requires_grad = Reference::taken(PyUnicode_InternFromString("requires_grad"));
-  if (!is_neg || !new_empty || !requires_grad) return nullptr;
-  for (PyObject* object : {tensor_type, increment_version, current_device, is_capturing}) Py_INCREF(object);
-  torch = {found,          tensor_type,  is_neg.release(),       new_empty.release(), increment_version,
-           current_device, is_capturing, requires_grad.release()};
+  if (!is_neg || !is_inference || !new_empty || !requires_grad) return nullptr;
+  for (PyObject* object : {tensor_type, increment_version, current_device, is_capturing, inference_mode}) Py_INCREF(object);
+  torch = {found,          tensor_type,  is_neg.release(),        is_inference.release(), new_empty.release(), increment_version,
+           current_device, is_capturing, requires_grad.release(), inference_mode};
   Py_RETURN_NONE;
 }
 
@@ -396,7 +408,9 @@ PyMethodDef functions[] = {
     {"decide", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(decide)), METH_FASTCALL,
      "decide(profiles, m, n, k, bytes_moved, row_bytes_a, row_bytes_b, chained): (time_us, kernel, shared, units, splits,\n"
      "in_cluster), the planner's choice among packed profiles. chained: kernels that can end chains of sums early do."},
-    {"bind", bind, METH_VARARGS, "bind(Tensor, Tensor.__dlpack_c_exchange_api__, increment_version): how tensors are seen."},
+    {"bind", bind, METH_VARARGS,
+     "bind(Tensor, Tensor.__dlpack_c_exchange_api__, increment_version, is_inference_mode_enabled, current_device, is_capturing):\n"
+     "how tensors are seen."},
     {"unbind", unbind, METH_NOARGS, "Leaves all calls to the slow path from now on."},
     {"set_workspace", set_workspace, METH_VARARGS,
      "set_workspace(device, stream, partials, partials_bytes, barriers, barrier_bytes, owner): memory at these addresses is the\n"
