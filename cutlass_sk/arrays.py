@@ -12,6 +12,7 @@ from .errors import OperandError
 
 VERSIONED, FLAGS_OFFSET, READ_ONLY = b"dltensor_versioned", 24, 1
 """DLManagedTensorVersioned: two 32-bit numbers, two pointers, then flags, of which the first bit says that it is read-only."""
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 LEGACY_STREAM = 1
 """cudaStreamLegacy: the default stream, as the interface names it."""
 
@@ -23,8 +24,7 @@ def as_tensor(name: str, array: Any) -> torch.Tensor:
     """
     if isinstance(array, torch.Tensor):
         return array
-    strides = getattr(array, "strides", None) or getattr(array, "__cuda_array_interface__", {}).get("strides")
-    if isinstance(strides, tuple) and any(stride < 0 for stride in strides):  # torch.from_dlpack would end the process
+    if strides := negative_strides(array):
         raise OperandError(f"{name} is a {_kind(array)} with negative strides {strides}, which torch lacks; pass a copy of it")
     try:
         if hasattr(array, "__dlpack__"):
@@ -36,6 +36,12 @@ def as_tensor(name: str, array: Any) -> torch.Tensor:
             f"{name} is a {_kind(array)} that torch cannot share ({error}); pass a contiguous, writable one"
         ) from None
     raise OperandError(f"{name} is a {_kind(array)}; pass a torch.Tensor, or an array with __dlpack__ or __cuda_array_interface__")
+
+
+def negative_strides(array: Any) -> tuple[int, ...] | None:
+    """The strides of an array with negative ones, for which torch.from_dlpack would end the process; None for any other."""
+    strides = getattr(array, "strides", None) or getattr(array, "__cuda_array_interface__", {}).get("strides")
+    return strides if isinstance(strides, tuple) and any(stride < 0 for stride in strides) else None
 
 
 def as_output(name: str, array: Any) -> torch.Tensor:
@@ -56,11 +62,10 @@ def _read_only(array: Any) -> bool:
         capsule = array.__dlpack__(max_version=(1, 0))
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # as_tensor says what is wrong, if anything is
         return False
-    if ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), VERSIONED) != 1:
-        return False  # of before version 1, which cannot say
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype = ctypes.c_void_p
-    managed = get(ctypes.py_object(capsule), VERSIONED)
+    try:
+        managed = _pointer_of(capsule, VERSIONED)
+    except ValueError:  # of before version 1, which cannot say
+        return False
     return bool(ctypes.c_uint64.from_address(managed + FLAGS_OFFSET).value & READ_ONLY)
 
 

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import torch
 
 from . import env, extension, workspace
+from .factors import rounded
 from .generator import abi
 from .kernel import Kernel, Prepared, plan_struct
-from .operands import reach_bytes
+from .operands import of_another_mode, reach_bytes
 from .plan import Plan
 from .workspace import Workspace
 
@@ -81,15 +82,17 @@ class PythonCalls:
     def repeat(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: Any, beta: Any, /) -> torch.Tensor | None:
         if not (type(alpha) in (int, float) and type(beta) in (int, float) and plain(a) and plain(b)):
             return None
-        if (alpha if a.dtype == torch.float64 else ctypes.c_float(alpha).value) == 0:
+        try:
+            alpha, beta = rounded(alpha, a.dtype), rounded(beta, a.dtype)
+        except OverflowError:
             return None
-        if torch.cuda.current_device() != a.get_device():
+        if alpha == 0 or torch.cuda.current_device() != a.get_device():
             return None
         if c is None:
             if beta != 0 or a.dim() != 2 or b.dim() != 2:
                 return None
             c = a.new_empty(a.shape[0], b.shape[1], dtype=self._out_dtype)
-        elif not plain(c) or (c.is_inference() and not torch.is_inference_mode_enabled()):
+        elif not plain(c) or of_another_mode(c):
             return None
         call = self._known.get(signature(a, b, c))
         if call is None or 0 in (a.data_ptr(), b.data_ptr(), c.data_ptr()) or overlap(c, a) or overlap(c, b):

@@ -37,7 +37,7 @@ def _load() -> tuple[ModuleType | None, str]:
     try:
         _native.bind(torch.Tensor, exchange, increment, torch.is_inference_mode_enabled, *CUDA_STATE)
     except TypeError as error:
-        return None, f"it was built from other sources ({error}): install cutlass_sk again"
+        return None, f"it was built from other sources ({error})"
     except (RuntimeError, ValueError) as error:
         return None, str(error)
     return _native, ""

@@ -14,22 +14,23 @@ Factor = float | torch.Tensor
 """A number, or a 0-d real tensor beside the operands on a GPU, whose value the host does not know."""
 
 
-def factor(name: str, value: Any, device: torch.device) -> Factor:
-    """alpha or beta of operands on ``device``; OperandError for what is no real number, lies elsewhere, or wants a gradient."""
+def factor(name: str, value: Any, device: torch.device, dtype: torch.dtype) -> Factor:
+    """alpha or beta of operands of ``dtype`` on ``device``, a number rounded to the type of sums; OperandError for what is no real
+    number, lies elsewhere, or wants a gradient."""
     if not isinstance(value, torch.Tensor):
-        return scalar(name, value)
+        return rounded(scalar(name, value), dtype)
     if value.requires_grad and torch.is_grad_enabled():
         raise OperandError(f"{name} requires grad, which run() does not record; use torch.no_grad(), or detach {name}")
     if value.dim() != 0 or value.is_complex() or value.device != device or device.type == "cpu":
-        return scalar(name, value)
+        return rounded(scalar(name, value), dtype)
     if value.layout != torch.strided or value.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(value):
         raise OperandError(f"{name} must be a real number or a plain 0-d tensor; it is a {type(value).__name__}, {value.layout}")
     return value
 
 
-def rounded(value: Factor, dtype: str) -> Factor:
-    """A number as kernels of ``dtype`` take it, in the type of their sums, in which it may be 0; a tensor as it is."""
-    return value if isinstance(value, torch.Tensor) or dtype == "float64" else c_float(value).value
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """A number as kernels of ``dtype`` take it: in the type of sums, where it may be 0. OverflowError for one too large."""
+    return float(value) if dtype == torch.float64 else c_float(value).value
 
 
 def add_scaled(c: torch.Tensor, product: torch.Tensor, alpha: Factor, beta: Factor) -> None:

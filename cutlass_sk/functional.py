@@ -30,7 +30,7 @@ from . import products, torch_ops  # noqa: F401  the operators are registered wh
 from .arrays import as_output, as_tensor
 from .errors import DtypeError, OperandError
 from .gradients import Operators, operators, recorded
-from .operands import scalar
+from .operands import check_k, scalar
 from .products import gemms
 
 
@@ -83,7 +83,7 @@ def addmm(
     for name, x in (("mat1", a), ("mat2", b)):
         if x.dim() != 2:
             raise OperandError(f"{name} must have 2 dimensions; its shape is {tuple(x.shape)}")
-    _check_k(a, b)
+    check_k(a, b, "mat1", "mat2")
     shape = (a.shape[0], b.shape[1])
     _check_broadcast("input", input, shape)
     ops = _operators(input, a, b)
@@ -109,12 +109,8 @@ def linear(input: torch.Tensor | Any, weight: torch.Tensor | Any, bias: torch.Te
     input, weight = as_tensor("input", input), as_tensor("weight", weight)
     if weight.dim() not in (1, 2):
         raise OperandError(f"weight must be (n, k) or (k); its shape is {tuple(weight.shape)}")
-    if input.dim() and input.shape[-1] != weight.shape[-1]:
-        raise OperandError(
-            f"input's k ({input.shape[-1]}) must equal weight's k ({weight.shape[-1]}): input is {tuple(input.shape)}, weight is "
-            f"{tuple(weight.shape)}; pass a weight of {input.shape[-1]} columns"
-        )
-    return _matmul(input, weight.t(), None, None, None if bias is None else as_tensor("bias", bias))
+    bias = None if bias is None else as_tensor("bias", bias)
+    return _matmul(input, weight.t(), None, None, bias, ("input", "weight.T"))
 
 
 def _repeated_linear(input: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor | None:
@@ -138,12 +134,19 @@ def _repeated_linear(input: torch.Tensor, weight: Any, bias: Any) -> torch.Tenso
     return made if made is None or input.dim() == 2 else made.view(*input.shape[:-1], made.shape[1])
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, out: Any, out_dtype: torch.dtype | None, bias: torch.Tensor | None) -> torch.Tensor:
+def _matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: Any,
+    out_dtype: torch.dtype | None,
+    bias: torch.Tensor | None,
+    names: tuple[str, str] = ("a", "b"),
+) -> torch.Tensor:
     if a.dim() == 0 or b.dim() == 0:
         raise OperandError(f"both operands need 1 or more dimensions; they have {a.dim()} and {b.dim()}")
     x = a.unsqueeze(0) if a.dim() == 1 else a
     y = b.unsqueeze(1) if b.dim() == 1 else b
-    _check_k(x, y)
+    check_k(x, y, *names)
     batch = x.shape[:-2] if y.dim() == 2 else _batch(x, y)
     rows, columns = x.shape[-2], y.shape[-1]
     shape = (*batch, *(() if a.dim() == 1 else (rows,)), *(() if b.dim() == 1 else (columns,)))
@@ -244,15 +247,6 @@ def _viewed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
         return x.view(shape)
     except RuntimeError:
         return None
-
-
-def _check_k(a: torch.Tensor, b: torch.Tensor) -> None:
-    if a.shape[-1] != b.shape[-2]:
-        raise OperandError(
-            f"a's k ({a.shape[-1]}) must equal b's k ({b.shape[-2]}): a is (m={a.shape[-2]}, k={a.shape[-1]}), "
-            f"b is (k={b.shape[-2]}, n={b.shape[-1]})"
-            + (f", of {tuple(a.shape)} and {tuple(b.shape)}" if a.dim() + b.dim() > 4 else "")
-        )
 
 
 def _batch(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from .device import Device, check_name, is_cuda, real, resolve
 from .dtypes import name_of
 from .dtypes import torch_dtype as _torch_dtype
 from .errors import DtypeError, LaunchError, OperandError, PlanError
-from .factors import Factor, add_scaled, factor, rounded
+from .factors import Factor, add_scaled, factor
 from .generator.abi import ProblemStruct
 from .generator.catalog import COMPILED_ONLY, GENERATIONS, families
 from .generator.spec import COMPILED, Generation, KernelSpec, Layout, at_all_widths, binaries_of
@@ -232,7 +232,7 @@ class Gemm:
             if repeated is not None:
                 return repeated
         m, n, k = operands.check(a, b, c, self._dtype, self._out_dtype)
-        alpha, beta = (rounded(factor(*named, a.device), self._dtype) for named in (("alpha", alpha), ("beta", beta)))
+        alpha, beta = factor("alpha", alpha, a.device, a.dtype), factor("beta", beta, a.device, a.dtype)
         if c is None and (isinstance(beta, torch.Tensor) or beta != 0.0):
             given = f"beta lies on {a.device} and" if isinstance(beta, torch.Tensor) else f"beta={beta}"
             raise OperandError(f"{given} scales c, and no c is given; pass c, or leave beta out")

@@ -74,7 +74,7 @@ class Kernel:
             self._prepare = shared_object[abi.PREPARE + suffix]
             self._enqueue = shared_object[abi.ENQUEUE + suffix]
         except (OSError, AttributeError) as error:
-            raise KernelError(f"{library} cannot be loaded as a kernel: {error}{_remedy(library)}") from error
+            raise KernelError(f"{library} cannot be loaded as a kernel: {error}{'' if suffix else _remedy(library)}") from error
         self._describe.argtypes = [ctypes.POINTER(abi.DescriptionStruct)]
         pointers = (abi.ProblemStruct, abi.PlanStruct, abi.QueryStruct, abi.ResultStruct)
         self._query.argtypes = [ctypes.POINTER(struct) for struct in pointers]
@@ -218,6 +218,7 @@ def _load(spec: KernelSpec, architecture: str) -> Kernel:
 
 
 def _remedy(library: Path) -> str:
+    """For one that was built here, or is taken to be."""
     try:
         noexec = os.statvfs(library).f_flag & os.ST_NOEXEC
     except OSError:

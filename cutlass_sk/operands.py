@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import packing
+from .arrays import negative_strides
 from .dtypes import torch_dtype
 from .errors import DtypeError, OperandError
 from .generator import abi
@@ -75,11 +76,8 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, 
     """(m, n, k) of the call, or the error that says what is wrong with which operand."""
     for name, tensor in _named(a, b, c):
         _check_tensor(name, tensor, torch_dtype(out_dtype if name == "c" else dtype))
-    (m, k), (k_b, n) = a.shape, b.shape
-    if k != k_b:
-        raise OperandError(
-            f"a's k ({k}) must equal b's k ({k_b}): a is (m={m}, k={k}), b is (k={k_b}, n={n}); pass a b of {k} rows"
-        )
+    check_k(a, b)
+    (m, k), n = a.shape, b.shape[1]
     for name, tensor in _named(a, b, c):
         if tensor.device != a.device:
             raise OperandError(f"{name} lies on {tensor.device}, a on {a.device}; move them to one device")
@@ -94,7 +92,7 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, dtype: str, 
     if c is not None:
         if tuple(c.shape) != (m, n):
             raise OperandError(f"c must be (m={m}, n={n}); it is {tuple(c.shape)}; pass one of that shape, or none for a new one")
-        if c.is_inference() and not torch.is_inference_mode_enabled():
+        if of_another_mode(c):
             raise OperandError(
                 "c was made in inference mode and is written outside of it; clone it, or call run() in inference mode"
             )
@@ -252,10 +250,23 @@ def _as_a_tensor(name: str, value: Any) -> str:
     """What makes a tensor of it."""
     if not hasattr(value, "__dlpack__"):
         return f"pass a tensor of 2 dimensions for {name}"
-    strides = getattr(value, "strides", None)
-    if isinstance(strides, tuple) and any(stride < 0 for stride in strides):  # torch.from_dlpack would end the process
+    if strides := negative_strides(value):
         return f"torch.from_dlpack({name}.copy()) makes one, of a copy, since its strides {strides} are negative"
     return f"torch.from_dlpack({name}) wraps it without a copy"
+
+
+def of_another_mode(c: torch.Tensor) -> bool:
+    """Whether it was made in inference mode and is to be written outside of it, which torch refuses."""
+    return c.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def check_k(a: torch.Tensor, b: torch.Tensor, first: str = "a", second: str = "b") -> None:
+    """Refuses matrices, or batches of them, that have no inner size in common, by the caller's names for them."""
+    (m, k), (k_b, n) = a.shape[-2:], b.shape[-2:]
+    if k != k_b:
+        batches = f", of {tuple(a.shape)} and {tuple(b.shape)}" if a.dim() + b.dim() > 4 else ""
+        shapes = f"{first} is (m={m}, k={k}), {second} is (k={k_b}, n={n}){batches}"
+        raise OperandError(f"{first}'s k ({k}) must equal {second}'s k ({k_b}): {shapes}; pass a {second} of {k} rows")
 
 
 def reach_bytes(tensor: torch.Tensor) -> int:
@@ -281,7 +292,7 @@ def _overlap(c: torch.Tensor, other: torch.Tensor) -> bool:
     (first, last), (other_first, other_last) = _span(c), _span(other)
     if c.device != other.device or first >= other_last or other_first >= last:
         return False
-    # As many lines of either as you like on, addresses are the same modulo what all lines are apart: windows of them are compared.
+    # Modulo what lines of both are apart all of a matrix's lines lie in one window, as its first does: do the windows meet?
     for x, y in product((c, c.t()), (other, other.t())):
         apart = gcd(*(z.stride(0) * z.element_size() for z in (x, y) if z.shape[0] > 1))
         if apart:

@@ -84,9 +84,7 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
 def check_2d(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dim() != 2 or b.dim() != 2:
         raise OperandError(f"a and b must have 2 dimensions; their shapes are {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.shape[1] != b.shape[0]:
-        (m, k), (k_b, n) = a.shape, b.shape
-        raise OperandError(f"a's k ({k}) must equal b's k ({k_b}): a is (m={m}, k={k}), b is (k={k_b}, n={n})")
+    operands.check_k(a, b)
 
 
 def check_batch(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -318,7 +318,10 @@ def test_a_filesystem_without_execution_is_named(tmp_path: Path, monkeypatch: py
     path.write_bytes(b"not a library")
     with pytest.raises(KernelError, match="cannot be loaded as a kernel") as caught:
         Kernel(path)
-    assert "noexec" not in str(caught.value)
+    assert "noexec" not in str(caught.value) and "another machine built it, set CUTLASS_SK_CACHE_DIR" in str(caught.value)
+    with pytest.raises(KernelError) as caught:  # of a library of several, which came compiled
+        Kernel(path, "_0")
+    assert "CUTLASS_SK_CACHE_DIR" not in str(caught.value)
     monkeypatch.setattr(os, "statvfs", lambda path: type("Status", (), {"f_flag": os.ST_NOEXEC}))
     with pytest.raises(KernelError, match="its filesystem is mounted noexec: set CUTLASS_SK_CACHE_DIR"):
         Kernel(path)

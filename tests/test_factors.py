@@ -16,7 +16,7 @@ from cutlass_sk.factors import Factor, add_scaled, factor
 from cutlass_sk.generator.catalog import families
 
 pytestmark = pytest.mark.filterwarnings("ignore:cutlass_sk. CPU tensors")
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU, META, HALF = torch.device("cpu"), torch.device("meta"), torch.float16
 
 
 def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -27,14 +27,14 @@ def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_a_tensor_on_the_cpu_is_its_number(dtype: torch.dtype) -> None:
     a, b, c = operands()
     one = torch.tensor(1, dtype=dtype)
-    assert factor("alpha", one, CPU) == 1.0 and type(factor("alpha", one, META)) is float
+    assert factor("alpha", one, CPU, HALF) == 1.0 and type(factor("alpha", one, META, HALF)) is float
     assert torch.equal(Gemm("float16").run(a, b, c, alpha=one, beta=one), torch.full((2, 4), 4.0).half())
     assert Gemm("float16").run(a, b, c, beta=torch.tensor(nan)).isnan().all()
 
 
 def test_a_tensor_beside_the_operands_is_not_looked_at() -> None:
     value = torch.empty((), device="meta")  # has no number, and stands for a GPU's
-    assert factor("alpha", value, META) is value
+    assert factor("alpha", value, META, HALF) is value
 
 
 @pytest.mark.parametrize(

@@ -549,12 +549,24 @@ def test_the_table_in_python_takes_and_refuses_alike(monkeypatch: pytest.MonkeyP
     assert table.repeat(a, b, c, 1, 0) is c and launched[0].a == a.data_ptr()
     new = table.repeat(a, b, None, 1.0, 0.0)
     assert new is not None and new.shape == c.shape
-    for refused in ((a, b, None, 1.0, 1.0), (a, b, c, 0, 0.0), (a, b, c, True, 0), (a.clone().requires_grad_(), b, c, 1.0, 0.0)):
+    with torch.inference_mode():
+        inner = torch.zeros_like(c)
+        assert table.repeat(a, b, inner, 1.0, 0.0) is inner
+    for refused in (
+        (a, b, None, 1.0, 1.0),
+        (a, b, c, 0, 0.0),
+        (a, b, c, 1e-46, 0.0),
+        (a, b, c, 10**400, 0.0),
+        (a, b, c, 1.0, 10**400),
+        (a, b, c, True, 0),
+        (a, b, inner, 1.0, 0.0),
+        (a.clone().requires_grad_(), b, c, 1.0, 0.0),
+    ):
         assert table.repeat(*refused) is None
     base = torch.zeros(32 * 48 + 512, dtype=torch.float16)
     assert table.repeat(base[:512].view(32, 16), b, base[256 : 256 + 1536].view(32, 48), 1.0, 0.0) is None
     table.remember(base[:512].view(32, 16), b, c, dataclasses.replace(made, packing=(1, b"")))
-    assert len(launched) == 2 and len(table._known) == 1, "calls that pack are left to the slow path"
+    assert len(launched) == 3 and len(table._known) == 1, "calls that pack are left to the slow path"
 
 
 BLOCKED = """
@@ -580,6 +592,14 @@ def test_an_extension_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
     found, reason = extension._load()
     assert found is None and "no DLPack functions" in reason
+    monkeypatch.undo()
+
+    def of_before(*arguments: object) -> None:
+        raise TypeError("function takes exactly 5 arguments (6 given)")
+
+    monkeypatch.setattr(native, "bind", of_before)
+    found, reason = extension._load()
+    assert found is None and "built from other sources (function takes exactly 5" in reason
 
 
 @needs_native

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_arrays import OfDLPack
 from problems import build_planned
 from torch.library import opcheck
 
@@ -134,20 +135,7 @@ class Interface:
         self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "stream": 1}
 
 
-class Packed:
-    """As CuPy's and JAX's arrays: DLPack."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __dlpack__(self, **keywords: Any) -> Any:
-        return self._tensor.__dlpack__(**keywords)
-
-    def __dlpack_device__(self) -> Any:
-        return self._tensor.__dlpack_device__()
-
-
-@pytest.mark.parametrize("kind", [Interface, Packed])
+@pytest.mark.parametrize("kind", [Interface, OfDLPack])
 def test_arrays_are_taken_without_a_copy(kind: Any) -> None:
     a, b, out = trits(40, 136), trits(136, 72), torch.zeros(40, 72, device="cuda", dtype=torch.float16)
     expected = matmul(a, b)
